@@ -1,0 +1,71 @@
+"""The engine contract: what the drain and the interactive routes may rely on.
+
+Who: one engine serves one process; the worker and (with `vllm`) the interactive routes share it.
+Until when: from a `start()` that returned until `stop()`; between them the engine may die, and says so by `health()`
+and by raising EngineDead from every call in flight within a second. A dead engine is never called again; a new one is
+built.
+In which order: `start()` once, then any number of concurrent `call()`s, then `stop()` once. `stop()` leaves nothing
+running, also after a failed or unfinished `start()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer of one OpenAI request: HTTP status and body bytes, exactly as the engine wrote them."""
+
+    status: int
+    body: bytes
+
+
+class Health(StrEnum):
+    """States of an engine as `/ready` shows them."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many requests the engine works on at once (`concurrent`), and the window that keeps it busy (`window`)."""
+
+    concurrent: int
+    window: int
+
+
+class Engine(Protocol):
+    """One model server, in this process or behind it."""
+
+    async def start(self) -> None:
+        """Load, without blocking the event loop. Raises SettingsInvalid when it can never work, EngineDead else."""
+
+    async def stop(self) -> None:
+        """Abort what is in flight and end every process and thread of the engine. Idempotent."""
+
+    async def call(self, path: str, body: bytes) -> Reply:
+        """Run one OpenAI request: `path` is the endpoint, `body` its JSON, passed on untouched.
+
+        A bad request is a Reply with its 4xx status, never an exception. Cancelling the call aborts the request
+        inside the engine before CancelledError propagates. Raises EngineDead when the engine died under the request,
+        EngineBusy when it refused admission for now.
+        """
+
+    async def models(self) -> Sequence[str]:
+        """Names a request's `model` may carry."""
+
+    async def supports(self, path: str) -> bool:
+        """True when the loaded model can answer requests to `path`."""
+
+    def capacity(self) -> Capacity:
+        """Sizes of this engine; fixed while it lives."""
+
+    def health(self) -> Health:
+        """The state now. Cheap: asked on every `/ready` and several times a second by the drain."""
