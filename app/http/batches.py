@@ -1,0 +1,84 @@
+"""`/v1/batches` (openai-contract 1.3, 2, 3.3)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from app.http.deps import After, ProjectDep, ServicesDep, StrictInteger, single_valued
+from app.http.responses import errors
+from app.http.schemas import Batch, CreateBatchRequest, ListBatchesResponse
+
+router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+
+
+@router.post(
+    "",
+    operation_id="createBatch",
+    summary="Create a batch",
+    response_model=Batch,
+    responses=errors(400, 401, 413, 500, 503),
+)
+async def create_batch(body: CreateBatchRequest, services: ServicesDep, project_id: ProjectDep) -> Batch:
+    """The input file is checked after this answer: a batch with a bad one becomes `failed`."""
+    expiry = body.output_expires_after
+    batch = await services.batches.create(
+        project_id,
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        completion_window=body.completion_window,
+        metadata=body.metadata,
+        output_expires_after_seconds=None if expiry is None else expiry.seconds,
+    )
+    return Batch.of(batch)
+
+
+@router.get(
+    "",
+    operation_id="listBatches",
+    summary="List batches",
+    response_model=ListBatchesResponse,
+    responses=errors(400, 401, 500, 503),
+    dependencies=[Depends(single_valued)],
+)
+async def list_batches(
+    services: ServicesDep,
+    project_id: ProjectDep,
+    after: After = None,
+    limit: Annotated[int, StrictInteger, Query(ge=1, le=100, description="Size of the page.")] = 20,
+) -> ListBatchesResponse:
+    """Batches of the project, newest first."""
+    page = await services.batches.page(project_id, after=after, limit=limit)
+    data = [Batch.of(batch) for batch in page.items]
+    return ListBatchesResponse(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=page.has_more,
+    )
+
+
+@router.head("/{batch_id}", include_in_schema=False)
+@router.get(
+    "/{batch_id}",
+    operation_id="retrieveBatch",
+    summary="Retrieve a batch",
+    response_model=Batch,
+    responses=errors(401, 404, 500, 503),
+)
+async def retrieve_batch(batch_id: str, services: ServicesDep, project_id: ProjectDep) -> Batch:
+    """How the batch stands."""
+    return Batch.of(await services.batches.get(project_id, batch_id))
+
+
+@router.post(
+    "/{batch_id}/cancel",
+    operation_id="cancelBatch",
+    summary="Cancel a batch",
+    response_model=Batch,
+    responses=errors(401, 404, 409, 500, 503),
+)
+async def cancel_batch(batch_id: str, services: ServicesDep, project_id: ProjectDep) -> Batch:
+    """Ends early: what has finished is kept, the rest is written off. Asking again changes nothing."""
+    return Batch.of(await services.batches.cancel(project_id, batch_id))
