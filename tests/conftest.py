@@ -1,0 +1,5 @@
+"""Fixtures that several rooms share come from modules of their own."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.databases"]
