@@ -103,10 +103,13 @@ def configure(log: LogSettings, *, foreign: Sequence[str] = _FOREIGN_LOGGERS) ->
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(log.level.upper())
+    # Said to each: a library that vLLM imports sets the root logger to ERROR.
+    logging.getLogger("app").setLevel(root.level)
     for name in foreign:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+        logger.setLevel(root.level)
     for name in _WORDY_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # warns of every bad form; the client is told

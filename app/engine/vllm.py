@@ -27,6 +27,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,10 @@ class VllmEngine:
         for exchange in self._calls.values():
             exchange.disconnect()
         await self._ended(*self._calls)
+        # vLLM cancels it last, and meanwhile it reports the end of EngineCore as a fault, with a traceback.
+        handler = getattr(self._llm, "output_handler", None)
+        if handler is not None:
+            handler.cancel()
         self._app = self._llm = None
         context = await asyncio.to_thread(self._end)
         if context is not None:
@@ -282,6 +287,8 @@ def _is_path(model: str) -> bool:
 
 
 def _block_interrupts() -> None:
+    # Starting it unblocks SIGINT in the thread that does, so it is started before.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import warnings
@@ -103,3 +104,11 @@ def test_every_metric_is_ours_by_prefix_and_shown_once() -> None:
     assert set(names) <= set(shown)
     assert len(set(shown)) == len(shown)
     assert not [name for name in shown if name.endswith("_created")]
+
+
+def test_answer_cut_short_by_a_stop_is_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.configure(LogSettings())
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=asyncio.CancelledError())
+    (line,) = lines(capsys)
+    assert (line["level"], line["message"]) == ("warning", "An answer was cut short by the stop.")
+    assert "exception" not in line

@@ -1,24 +1,13 @@
-"""Every knob, by room. A value comes from a flag, else the environment, else a file, else the default below.
-
-Environment: `BATCHYARD_` + room + `_` + name, for example `BATCHYARD_SERVER_PORT=9000`; `BATCHYARD_DATA_DIR` has no room.
-File: TOML with one table a room, named by `--config` or `BATCHYARD_CONFIG`. Lists are written `a,b` or as JSON.
-"""
+"""The settings models, one a room. A new knob is a new field here; everything else follows from it."""
 
 from __future__ import annotations
 
 import json
-import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from app.errors import SettingsInvalid
-
-PREFIX = "BATCHYARD_"
 _DAY_SECONDS = 86_400
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -33,7 +22,7 @@ def _split(value: Any) -> Any:
 
 
 class _Room(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class ServerSettings(_Room):
@@ -41,12 +30,22 @@ class ServerSettings(_Room):
 
     host: str = Field("127.0.0.1", description="Address to listen on. Without an API key only loopback is allowed.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
-    role: Literal["all", "api"] = Field("all", description="`all` runs API and worker in one process, `api` only the API.")
-    api_keys: Annotated[list[SecretStr], NoDecode, BeforeValidator(_split)] = Field(
-        default_factory=list, description="Keys that clients send as `Authorization: Bearer KEY`. None: no key is asked for."
+    role: Literal["all", "api"] = Field(
+        "all", description="`all` runs API and worker in one process, `api` only the API."
+    )
+    api_keys: Annotated[list[SecretStr], BeforeValidator(_split)] = Field(
+        default_factory=list,
+        description="Keys that clients send as `Authorization: Bearer KEY`. None: no key is asked for.",
     )
     stop_seconds: float = Field(30, gt=0, description="After SIGTERM the process is gone within this time.")
     json_body_max_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON request body.")
+
+    @field_validator("api_keys")
+    @classmethod
+    def _no_blank_key(cls, keys: list[SecretStr]) -> list[SecretStr]:
+        if any(not key.get_secret_value().strip() for key in keys):
+            raise ValueError("an API key is blank")
+        return keys
 
 
 class StoreSettings(_Room):
@@ -63,20 +62,28 @@ class BlobSettings(_Room):
     """Where files, parts and segments are kept."""
 
     path: Path | None = Field(None, description="Folder for the bytes. Default: `blobs` in the data directory.")
-    min_free_bytes: int = Field(256 << 20, ge=0, description="Below this much free disk `/ready` and `doctor` complain.")
+    min_free_bytes: int = Field(
+        256 << 20, ge=0, description="Below this much free disk `/ready` and `doctor` complain."
+    )
 
 
 class EngineSettings(_Room):
     """The model."""
 
-    kind: Literal["vllm", "echo"] = Field("vllm", description="`vllm` runs a model in this process, `echo` answers without one.")
+    kind: Literal["vllm", "echo"] = Field(
+        "vllm", description="`vllm` runs a model in this process, `echo` answers without one."
+    )
     model: str | None = Field(None, description="Model name or folder. Default: the embedded SmolLM2-135M-Instruct.")
-    arguments: Annotated[list[str], NoDecode, BeforeValidator(_split)] = Field(
+    arguments: Annotated[list[str], BeforeValidator(_split)] = Field(
         default_factory=list, description="Further flags of `vllm serve`, passed through."
     )
     window: int = Field(0, ge=0, le=65_536, description="Requests in flight at once; 0 takes what the engine asks for.")
-    request_timeout_seconds: float = Field(3600, gt=0, description="A line without an answer by then gets `request_timeout`.")
-    rebuild_first_seconds: float = Field(0.5, gt=0, description="Pause before a dead engine is built again, doubled each time.")
+    request_timeout_seconds: float = Field(
+        3600, gt=0, description="A line without an answer by then gets `request_timeout`."
+    )
+    rebuild_first_seconds: float = Field(
+        0.5, gt=0, description="Pause before a dead engine is built again, doubled each time."
+    )
     rebuild_max_seconds: float = Field(60, gt=0, description="Longest such pause.")
     echo_delay_seconds: float = Field(0, ge=0, description="The echo engine answers after this time.")
     echo_concurrent: int = Field(256, ge=1, description="How many requests the echo engine answers at once.")
@@ -101,13 +108,17 @@ class LimitSettings(_Room):
 class WorkerSettings(_Room):
     """The drain."""
 
-    poll_seconds: float = Field(0.25, gt=0, le=60, description="How often new work, cancels and deadlines are looked for.")
+    poll_seconds: float = Field(
+        0.25, gt=0, le=60, description="How often new work, cancels and deadlines are looked for."
+    )
     lease_seconds: float = Field(15, gt=0, description="A worker silent for this long loses its chunks.")
     heartbeat_seconds: float = Field(3, gt=0, description="How often leases are extended.")
     part_seconds: float = Field(1, gt=0, description="Finished lines are made durable at least this often.")
     part_max_bytes: int = Field(4 << 20, ge=1024, description="…or once this many bytes of results wait.")
     chunk_max_lines: int = Field(1000, ge=1, le=100_000, description="Lines in one chunk.")
-    chunk_max_bytes: int = Field(16 << 20, ge=1024, description="Bytes in one chunk; a longer line is a chunk of its own.")
+    chunk_max_bytes: int = Field(
+        16 << 20, ge=1024, description="Bytes in one chunk; a longer line is a chunk of its own."
+    )
 
     @model_validator(mode="after")
     def _heartbeat_fits(self) -> WorkerSettings:
@@ -119,8 +130,12 @@ class WorkerSettings(_Room):
 class RetentionSettings(_Room):
     """How long things are kept."""
 
-    batch_file_seconds: int = Field(30 * _DAY_SECONDS, ge=1, description="Life of an uploaded batch file without expires_after.")
-    output_file_seconds: int = Field(30 * _DAY_SECONDS, ge=1, description="Life of result files without output_expires_after.")
+    batch_file_seconds: int = Field(
+        30 * _DAY_SECONDS, ge=1, description="Life of an uploaded batch file without expires_after."
+    )
+    output_file_seconds: int = Field(
+        30 * _DAY_SECONDS, ge=1, description="Life of result files without output_expires_after."
+    )
     sweep_seconds: float = Field(60, gt=0, description="How often expired and deleted files lose their bytes.")
     orphan_grace_seconds: float = Field(3600, gt=0, description="Bytes that nothing names are removed after this time.")
 
@@ -128,18 +143,18 @@ class RetentionSettings(_Room):
 class LogSettings(_Room):
     """What is written to stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level that is written.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is written."
+    )
     format: Literal["json", "console"] = Field("json", description="`json`: one object a line. `console`: for people.")
 
 
-class Settings(BaseSettings):
+class Settings(_Room):
     """All of it. Built by `load`."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="_", env_nested_max_split=1
+    data_dir: Path = Field(
+        Path("batchyard-data"), description="Folder for the database and the bytes, where no URL says else."
     )
-
-    data_dir: Path = Field(Path("batchyard-data"), description="Folder for the database and the bytes, where no URL says else.")
     server: ServerSettings = Field(default_factory=ServerSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     blobs: BlobSettings = Field(default_factory=BlobSettings)
@@ -165,14 +180,3 @@ class Settings(BaseSettings):
                 "Set BATCHYARD_SERVER_API_KEYS, or listen on 127.0.0.1"
             )
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings)
