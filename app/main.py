@@ -118,10 +118,7 @@ def _engine(engine: EngineSettings) -> SupervisedEngine:
 
 
 async def _work(parts: Parts, engine: SupervisedEngine) -> None:
-    """The worker's life: it needs the engine's size, so it begins once the engine has been ready."""
     settings = parts.settings
-    if not await engine.wait_ready(parts.stop):
-        return
     await Worker(
         database=parts.database,
         blobs=parts.blobs,
@@ -129,7 +126,7 @@ async def _work(parts: Parts, engine: SupervisedEngine) -> None:
         settings=settings.worker,
         limits=settings.limits,
         retention=settings.retention,
-        window=settings.engine.window or engine.capacity().window,
+        window=settings.engine.window,
         request_timeout_seconds=settings.engine.request_timeout_seconds,
         stop_seconds=settings.server.stop_seconds * _LINES_SHARE,
     ).run(parts.stop)

@@ -6,8 +6,8 @@
         │        │    └──deadline passed, rest written off──► expired
         └─cancel─┴──► cancelling ──► cancelled
 
-`failed` means that validation failed: a batch whose every request failed is `completed`. A batch in `finalizing` has nothing
-left to cancel or to expire; a cancel that arrives there is refused.
+`failed` means that validation failed: a batch whose every request failed is `completed`. A batch in `finalizing` has
+nothing left to cancel or to expire; a cancel that arrives there is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from app.domain.chunk import NO_TALLY, Tally
 from app.errors import IllegalTransition
@@ -77,7 +78,11 @@ class BatchProblem:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of a project. Times are Unix seconds. `total` is the number of accepted lines; `tally` counts the ended ones."""
+    """One batch of a project.
+
+    Times are Unix seconds. `total` is the number of accepted lines; `tally` counts the ended ones.
+    `input_found` says whether the project could see the input file when the batch was created.
+    """
 
     id: str
     project_id: str
@@ -102,6 +107,7 @@ class Batch:
     tally: Tally = NO_TALLY
     metadata: Mapping[str, str] | None = None
     output_expires_after_seconds: int | None = None
+    input_found: bool = True
 
     @property
     def is_terminal(self) -> bool:
@@ -120,4 +126,5 @@ def advance(batch: Batch, to: BatchStatus, *, now: int) -> Batch:
     """
     if to not in TRANSITIONS[batch.status]:
         raise IllegalTransition(f"A batch with status '{batch.status}' cannot become '{to}'.")
-    return replace(batch, status=to, **{timestamp_field(to): now})
+    changes: dict[str, Any] = {timestamp_field(to): now}
+    return replace(batch, status=to, **changes)

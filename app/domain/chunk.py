@@ -4,9 +4,9 @@
        ▲                 │
        └─lapse, release──┘      a lapsed lease is claimable as if pending
 
-A chunk is a run of whole lines of the input file. A lease is the right to work on it, named by a fresh token. A part is a
-durable, committed set of finished lines of a chunk. Sealing merges a chunk's parts, in input order, into one output and one
-error segment.
+A chunk is a run of whole lines of the input file. A lease is the right to work on it, named by a fresh token. A part
+is a durable, committed set of finished lines of a chunk. Sealing merges a chunk's parts, in input order, into one
+output and one error segment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ChunkState(StrEnum):
 class ChunkSpec:
     """A chunk as validation cuts it: bytes [start, end) of the input file, holding `lines` requests.
 
-    `first_line` is the physical, 1-based number of the line that begins at `start`; blank lines inside are numbered, not counted.
+    `first_line` is the physical, 1-based number of the line that begins at `start`; blank lines inside are numbered,
+    not counted.
     """
 
     position: int

@@ -48,5 +48,5 @@ def new_lease_token() -> str:
 
 
 def is_plausible(text: str) -> bool:
-    """True when `text` could be an id of ours; anything else is answered like an unknown id, without asking the database."""
+    """True when `text` could be an id of ours; anything else is answered like an unknown id, without a query."""
     return _SHAPE.fullmatch(text) is not None

@@ -15,7 +15,7 @@ from app.domain.batch import BatchProblem
 _UNSET = msgspec.UNSET
 _Maybe = msgspec.Raw | msgspec.UnsetType
 
-#: Fields of a body that reach beyond their own request: into other requests, other users' caches, or the server's files.
+#: Fields of a body that reach beyond their own request: into other requests, other users' caches, the server's files.
 FOREIGN_FIELDS = ("priority", "cache_salt", "request_id", "kv_transfer_params", "chat_template")
 
 _REQUIRED = {
@@ -31,7 +31,9 @@ _ENDPOINT_NAMES = {
     "/v1/moderations": "Moderations",
     "/v1/embeddings": "Embeddings",
 }
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# One pass whatever the text: possessive, and an unfinished string runs to the end instead of being tried again from
+# each quote inside it. The interpreter's lock is held during a match, so this must stay linear.
+_STRINGS_AND_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,14 @@ def parse_line(raw: bytes, *, line: int, rules: LineRules) -> RequestLine | tupl
 def custom_id_of(raw: bytes) -> str:
     """The custom_id of a line that `parse_line` has accepted before."""
     return _envelope.decode(raw).custom_id
+
+
+def stated_custom_id(raw: bytes) -> str | None:
+    """The custom_id of a line that may be bad in other ways; None when it states none."""
+    try:
+        return _text.decode(_loose.decode(raw)["custom_id"])
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def envelope_of(raw: bytes) -> tuple[str, bytes]:

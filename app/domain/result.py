@@ -1,9 +1,10 @@
-"""Rows of the output and error files (openai-contract 5.1): strict JSON, ASCII where a client might cut a line, one `\\n` each."""
+"""Rows of the output and error files (openai-contract 5.1): strict JSON, also for clients that cut at more."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,20 @@ CANCELLED = ("batch_cancelled", "This request was not executed because the batch
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 TIMED_OUT = ("request_timeout", "The model did not answer this request in time.")
 
+# Names, no secrets: a system call for each would cost more than the rest of a row.
+_random = random.Random(secrets.randbits(256))  # noqa: S311
+
+
+def _hex(digits: int) -> bytes:
+    return b"%0*x" % (digits, _random.getrandbits(4 * digits))
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a line ended. `row` is the whole result line with its `\\n`; `completed` tells the output file from the error file."""
+    """How a line ended.
+
+    `row` is the whole result line with its `\\n`; `completed` tells the output file from the error file.
+    """
 
     row: bytes
     completed: bool
@@ -34,16 +45,20 @@ class Outcome:
 def answered(custom_id: str, *, status: int, body: bytes) -> Outcome:
     """The outcome of a reply: 2xx goes to the output file, everything else to the error file with `error: null`."""
     strict, head = _strict(body)
-    if strict is None:
-        status = 500
-        strict = error_body("The model's reply was not valid JSON.", type_="server_error", code="invalid_reply")
+    if strict is None or (200 <= status < 300 and not strict.startswith(b"{")):
+        # No endpoint answers with anything but an object; an aborted call, for one, comes back as 200 with `null`.
+        status, head = 500, ReplyHead()
+        strict = error_body("The model's reply was not a JSON object.", type_="server_error", code="invalid_reply")
     completed = 200 <= status < 300
-    row = b'{"id":"batch_req_%s","custom_id":%s,"response":{"status_code":%d,"request_id":"%s","body":%s},"error":null}\n' % (
-        secrets.token_hex(12).encode(),
-        json.dumps(custom_id).encode(),
-        status,
-        secrets.token_hex(16).encode(),
-        strict,
+    row = (
+        b'{"id":"batch_req_%s","custom_id":%s,"response":{"status_code":%d,"request_id":"%s","body":%s},"error":null}\n'
+        % (
+            _hex(24),
+            json.dumps(custom_id).encode(),
+            status,
+            _hex(32),
+            strict,
+        )
     )
     return Outcome(row, completed, usage_of(head) if completed else NO_USAGE, head.model if completed else None)
 
@@ -51,7 +66,7 @@ def answered(custom_id: str, *, status: int, body: bytes) -> Outcome:
 def unanswered(custom_id: str, *, code: str, message: str) -> Outcome:
     """The outcome of a line without a reply: `response` is null and `error` says why."""
     row = b'{"id":"batch_req_%s","custom_id":%s,"response":null,"error":{"code":%s,"message":%s}}\n' % (
-        secrets.token_hex(12).encode(),
+        _hex(24),
         json.dumps(custom_id).encode(),
         json.dumps(code).encode(),
         json.dumps(message).encode(),
@@ -76,7 +91,7 @@ def _strict(body: bytes) -> tuple[bytes | None, ReplyHead]:
         return _reserialised(body)
     if b"\n" in body or b"\r" in body:  # raw only between tokens: strict JSON has none inside strings
         body = body.replace(b"\r", b" ").replace(b"\n", b" ")
-    return body, head
+    return body.strip(), head
 
 
 def _reserialised(body: bytes) -> tuple[bytes | None, ReplyHead]:
@@ -87,8 +102,8 @@ def _reserialised(body: bytes) -> tuple[bytes | None, ReplyHead]:
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None, ReplyHead()
     try:
-        return text.encode(), _head.decode(text)
-    except msgspec.DecodeError:
+        return text.encode(), msgspec.convert(value, ReplyHead)
+    except msgspec.ValidationError:
         return text.encode(), ReplyHead()
 
 

@@ -56,7 +56,10 @@ class ReplyHead(msgspec.Struct):
 
 
 def usage_of(head: ReplyHead) -> Usage:
-    """The usage a reply states, zero where it states none. `total_tokens` is input + output, also when the reply differs."""
+    """The usage a reply states, zero where it states none.
+
+    `total_tokens` is input + output, also when the reply differs.
+    """
     stated = head.usage
     if stated is None:
         return NO_USAGE

@@ -1,0 +1,291 @@
+"""The drain: chunks in, results out, through one window, with no barrier at any chunk's or batch's border.
+
+    claim ─► intake ─► feed ─► seats (engine) ─► ledger ─► parts ─► seal
+
+Each leased chunk has a ledger and a keeper task that makes its results durable; all share the feed and the window.
+Stop is a signal: nothing more is claimed or dealt, lines in flight may finish for a while, then everything is flushed
+and released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from app.blobs.base import Blobs
+from app.domain.chunk import Claim
+from app.errors import BlobMissing, Internal, LeaseLost, Unavailable
+from app.settings import WorkerSettings
+from app.store import chunks
+from app.store.db import Database
+from app.telemetry import CHUNKS_CLAIMED, INFLIGHT, LEASES_LOST, WINDOW
+from app.worker.feed import Feed
+from app.worker.intake import Intake
+from app.worker.ledger import Backlog, Ledger
+from app.worker.parts import Parts
+from app.worker.patience import Bell, persist, rest
+from app.worker.seal import Sealer
+from app.worker.window import RebuiltEngine, Window
+
+log = structlog.get_logger()
+
+# A batch whose stored bytes cannot be used is left alone this long, so that it does not keep the others from running.
+SET_ASIDE_SECONDS = 30.0
+# Results in memory, in parts of the largest size, above which no line is dealt: storage is away or slow.
+BACKLOG_PARTS = 8
+FLUSH_SECONDS = 5.0
+# An engine that let calls down and still says it is ready gets this long to admit its death.
+UNADMITTED_SECONDS = 0.25
+
+
+class Drain:
+    """Runs the lines of every batch it can claim. `sealed` is called whenever a chunk has been sealed."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: Blobs,
+        engine: RebuiltEngine,
+        settings: WorkerSettings,
+        window: int,
+        request_timeout_seconds: float,
+        stop_seconds: float,
+        sealed: Callable[[], None],
+    ) -> None:
+        backlog = Backlog()
+        self._database = database
+        self._engine = engine
+        self._settings = settings
+        self._window_size = window
+        self._size = 0  # known once the engine has been ready
+        self._timeout_seconds = request_timeout_seconds
+        self._stop_seconds = stop_seconds
+        self._sealed = sealed
+        self.bell = Bell()
+        self._feed = Feed(backlog=backlog, backlog_max_bytes=BACKLOG_PARTS * settings.part_max_bytes, bell=self.bell)
+        self._parts = Parts(database=database, blobs=blobs, backlog=backlog)
+        self._sealer = Sealer(database=database, blobs=blobs, parts=self._parts, backlog=backlog)
+        self._intake = Intake(
+            database=database,
+            blobs=blobs,
+            parts=self._parts,
+            backlog=backlog,
+            part_max_bytes=settings.part_max_bytes,
+        )
+        self._leases: dict[str, str] = {}
+        self._ledgers: dict[str, Ledger] = {}
+        self._set_aside: dict[str, float] = {}
+        self._final = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`, then wind down within about `stop_seconds`. Raises when a task of the drain died."""
+        async with asyncio.TaskGroup() as group:
+            window = Window(
+                engine=self._engine, feed=self._feed, request_timeout_seconds=self._timeout_seconds, group=group
+            )
+            group.create_task(self._mind_engine(window), name="drain-engine")
+            group.create_task(self._watch(window), name="drain-watch")
+            claiming = group.create_task(self._claim_chunks(stop, group, window), name="drain-claims")
+            await claiming
+            await self._wind_down(window)
+        await self._release()
+
+    # --- what the heartbeat needs ---
+
+    def leases(self) -> list[tuple[str, str]]:
+        """(chunk id, token) of every chunk held now."""
+        return list(self._leases.items())
+
+    def lost(self, chunk_id: str, token: str) -> None:
+        """The database says that this lease is no more: drop the chunk, abort its lines."""
+        if self._leases.get(chunk_id) == token:
+            del self._leases[chunk_id]
+        ledger = self._ledgers.get(chunk_id)
+        if ledger is not None and ledger.claim.token == token:
+            ledger.lose()
+
+    def doubt(self, in_doubt: bool) -> None:
+        """Leases may have lapsed unseen (the database is away): deal nothing until that is known, keep the results."""
+        self._feed.suspend(in_doubt)
+
+    # --- claims ---
+
+    async def _claim_chunks(self, stop: asyncio.Event, group: asyncio.TaskGroup, window: Window) -> None:
+        poll_seconds = self._settings.poll_seconds
+        while not stop.is_set():
+            hungry = self._feed.engine_up and self._feed.hungry
+            try:
+                claim = await self._claim(closing_only=not hungry)
+            except Unavailable as exc:
+                log.warning("claim_failed", reason=exc.message)
+                await rest(stop, max(1.0, poll_seconds))
+                continue
+            if claim is not None:
+                await self._take_in(claim, stop, group, window)
+            else:
+                await self.bell.wait(poll_seconds)
+
+    async def _claim(self, *, closing_only: bool) -> Claim | None:
+        now = asyncio.get_running_loop().time()
+        self._set_aside = {batch_id: until for batch_id, until in self._set_aside.items() if until > now}
+        async with self._database.write() as tx:
+            claim = await chunks.claim(
+                tx,
+                lease_seconds=self._settings.lease_seconds,
+                exclude_batches=self._set_aside,
+                closing_only=closing_only,
+            )
+        if claim is not None:
+            self._leases[claim.chunk_id] = claim.token
+            CHUNKS_CLAIMED.inc()
+        return claim
+
+    async def _take_in(self, claim: Claim, stop: asyncio.Event, group: asyncio.TaskGroup, window: Window) -> None:
+        try:
+            ledger = await persist(lambda: self._intake.ledger(claim), doing="read_chunk", give_up=stop)
+        except (BlobMissing, Internal) as exc:
+            await self._put_aside(claim, exc)
+            return
+        except Unavailable:
+            return  # stopping: the lease is released with the others
+        if self._leases.get(claim.chunk_id) != claim.token:
+            return  # lost while the chunk was read
+        self._ledgers[claim.chunk_id] = ledger
+        self._feed.hungry = False
+        self._feed.add(ledger)
+        group.create_task(self._keep(ledger, window), name=f"keep-{claim.chunk_id}")
+
+    # --- the keeper of one chunk ---
+
+    async def _keep(self, ledger: Ledger, window: Window) -> None:
+        """Make the results of `ledger` durable, in parts and at last in segments; then forget it."""
+        try:
+            await self._commit_parts(ledger)
+            if ledger.lost:
+                self._drop(ledger)
+            elif ledger.done:
+                await self._sealer.seal(ledger, give_up=self._final)
+                self._forget(ledger.claim)
+                self._sealed()
+        except LeaseLost:
+            self._drop(ledger)
+        except Unavailable as exc:
+            log.warning("results_not_saved", chunk_id=ledger.chunk_id, reason=exc.message)
+        except (BlobMissing, Internal) as exc:
+            await self._put_aside(ledger.claim, exc)
+        finally:
+            ledger.lose()
+            self._feed.remove(ledger)
+            window.abort(ledger)
+            if self._ledgers.get(ledger.chunk_id) is ledger:
+                del self._ledgers[ledger.chunk_id]
+
+    async def _commit_parts(self, ledger: Ledger) -> None:
+        """Until all lines have ended (the last ones are for the seal), or the worker stops."""
+        last = False
+        while ledger.is_running() and not last:
+            await rest(ledger.kick, self._settings.part_seconds)
+            last = self._final.is_set()
+            if ledger.pending and ledger.is_running():
+                await self._parts.commit(ledger, give_up=self._final)
+
+    def _drop(self, ledger: Ledger) -> None:
+        LEASES_LOST.inc()
+        log.warning("lease_lost", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id)
+        self._forget(ledger.claim)
+
+    def _forget(self, claim: Claim) -> None:
+        # By token: this worker may have claimed the chunk anew meanwhile.
+        if self._leases.get(claim.chunk_id) == claim.token:
+            del self._leases[claim.chunk_id]
+
+    async def _put_aside(self, claim: Claim, exc: BlobMissing | Internal) -> None:
+        """Stored bytes are missing or damaged.
+
+        Loud, and again after a while: they may come back, and are never skipped.
+        """
+        log.error("chunk_set_aside", batch_id=claim.batch_id, chunk_id=claim.chunk_id, reason=exc.message)
+        self._set_aside[claim.batch_id] = asyncio.get_running_loop().time() + SET_ASIDE_SECONDS
+        self._forget(claim)
+        with suppress(Unavailable):  # then it lapses
+            async with self._database.write() as tx:
+                await chunks.release(tx, [(claim.chunk_id, claim.token)])
+
+    # --- side tasks ---
+
+    async def _mind_engine(self, window: Window) -> None:
+        """Deal only while the engine answers, to as many seats as it asks for."""
+        generation = 0
+        while await self._engine.wait_ready(self._final):
+            if self._engine.generation == generation and await rest(self._final, UNADMITTED_SECONDS):
+                return
+            generation = self._engine.generation
+            self._size = self._window_size or self._engine.capacity().window
+            window.size = self._size
+            WINDOW.set(self._size)
+            self._feed.engine_came()
+            self.bell.ring()
+            waits = [asyncio.create_task(event.wait()) for event in (self._feed.engine_lost, self._final)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if self._final.is_set():
+                return
+
+    async def _watch(self, window: Window) -> None:
+        """Timeouts, cancels and deadlines, a few times a second: so soon a cancel reaches the engine."""
+        dealt = 0
+        while not self._final.is_set():
+            window.time_out()
+            INFLIGHT.set(self._feed.running)
+            # As many lines as were dealt since the last look keep the seats busy until the next one.
+            self._feed.low_water = max(8, self._size // 8, self._feed.dealt - dealt)
+            dealt = self._feed.dealt
+            await self._close_ended_batches(window)
+            await rest(self._final, self._settings.poll_seconds)
+
+    async def _close_ended_batches(self, window: Window) -> None:
+        asked = {ledger.claim.batch_id for ledger in self._ledgers.values() if ledger.closing is None}
+        if not asked:
+            return
+        try:
+            async with self._database.read() as tx:
+                closing = await chunks.closing(tx, asked)
+        except Unavailable:
+            return  # the heartbeat says so
+        for ledger in list(self._ledgers.values()):
+            why = closing.get(ledger.claim.batch_id)
+            if why is not None and ledger.closing is None and ledger.is_running():
+                log.info("chunk_closing", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id, why=why)
+                ledger.close(why)
+                self._feed.remove(ledger)
+                window.abort(ledger)
+
+    # --- the end ---
+
+    async def _wind_down(self, window: Window) -> None:
+        self._feed.stop()
+        if not await rest(self._feed.idle, self._stop_seconds):
+            log.info("stop_aborts_lines", lines=self._feed.running)
+            window.abort_all()
+            await rest(self._feed.idle, 1.0)
+        self._final.set()
+        for ledger in self._ledgers.values():
+            ledger.kick.set()
+
+    async def _release(self) -> None:
+        held = self.leases()
+        self._leases.clear()
+        if not held:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS), self._database.write() as tx:
+                await chunks.release(tx, held)
+        except (Unavailable, TimeoutError):
+            log.warning("leases_left_to_lapse", chunks=len(held))

@@ -1,0 +1,153 @@
+"""What is known about one leased chunk, in memory: which lines have ended, and which of their rows are not durable yet.
+
+    todo ──dealt──► running ──► pending ──commit──► committed part ──seal──► segment
+      ▲                │
+      └── engine died, engine busy, worker stopping
+
+A line ends once: its row goes to `pending` and its text is dropped. `pending` rows leave by `take` for a part or for
+the seal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from app.domain.chunk import Claim, Part, Tally
+from app.domain.request import custom_id_of
+from app.domain.result import CANCELLED, EXPIRED, Outcome, unanswered
+from app.domain.usage import Usage
+from app.worker.results import COMPLETED, FAILED, UNRUN, Row
+
+
+class Backlog:
+    """Bytes of result rows that are in memory and not durable yet, over all chunks.
+
+    `drained` is called whenever it shrinks.
+    """
+
+    __slots__ = ("bytes", "drained")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.drained: Callable[[], None] = lambda: None
+
+    def settle(self, size: int) -> None:
+        """So many bytes are durable, or were given up."""
+        self.bytes -= size
+        self.drained()
+
+
+_WHY_UNRUN = {"cancelled": CANCELLED, "expired": EXPIRED}
+
+
+class Ledger:
+    """One chunk under one lease. `texts[i]` is line i's text until it has ended; `order` is the order to send them in.
+
+    `kick` wakes whoever makes it durable: all lines have ended, enough bytes are pending, or the lease is lost.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        texts: Sequence[bytes],
+        order: Iterable[int],
+        ended: Collection[int] = (),
+        part_max_bytes: int,
+        backlog: Backlog,
+    ) -> None:
+        self.claim = claim
+        self.texts: list[bytes | None] = list(texts)
+        for index in ended:
+            self.texts[index] = None
+        self.todo: deque[int] = deque(index for index in order if self.texts[index] is not None)
+        self.left = len(self.todo)
+        self.deaths: dict[int, set[int]] = {}  # line → generations of the engine that died under it
+        self.parts: list[Part] = list(claim.parts)
+        self.pending: list[Row] = []
+        self.pending_bytes = 0
+        self.model: str | None = None
+        self.model_told = False
+        self.closing: str | None = None
+        self.lost = False
+        self.kick = asyncio.Event()
+        self._part_max_bytes = part_max_bytes
+        self._backlog = backlog
+        self._counts = [0, 0, 0]
+        self._usage = [0, 0, 0, 0, 0]
+        if not self.left:
+            self.kick.set()
+
+    @property
+    def chunk_id(self) -> str:
+        return self.claim.chunk_id
+
+    @property
+    def done(self) -> bool:
+        """Every line has ended."""
+        return self.left == 0
+
+    def is_running(self) -> bool:
+        """Lines are left, and the right to run them."""
+        return self.left > 0 and not self.lost
+
+    def end(self, index: int, outcome: Outcome) -> None:
+        """Line `index` ran and ended so. Ignored when it has ended before, or when the lease is lost."""
+        if self.texts[index] is None or self.lost:
+            return
+        self._add(index, COMPLETED if outcome.completed else FAILED, outcome.row)
+        if outcome.completed:
+            usage, stated = self._usage, outcome.usage
+            usage[0] += stated.input_tokens
+            usage[1] += stated.cached_tokens
+            usage[2] += stated.output_tokens
+            usage[3] += stated.reasoning_tokens
+            usage[4] += stated.total_tokens
+            if self.model is None:
+                self.model = outcome.model
+
+    def close(self, why: str) -> None:
+        """Write off every line that has not ended: the batch was `cancelled` or has `expired`."""
+        self.closing = why
+        self.todo.clear()
+        code, message = _WHY_UNRUN[why]
+        for index, text in enumerate(self.texts):
+            if text is not None:
+                self._add(index, UNRUN, unanswered(custom_id_of(text), code=code, message=message).row)
+
+    def lose(self) -> None:
+        """The lease is gone: nothing of this ledger may be written any more."""
+        self.lost = True
+        self.todo.clear()
+        self.pending.clear()
+        self._backlog.settle(self.pending_bytes)
+        self.pending_bytes = 0
+        self.kick.set()
+
+    def take(self) -> tuple[list[Row], Tally]:
+        """The pending rows and what they add up to.
+
+        They are the caller's now, who settles their bytes with the backlog.
+        """
+        rows, tally = self.pending, self._tally()
+        self.pending, self.pending_bytes = [], 0
+        self._counts, self._usage = [0, 0, 0], [0, 0, 0, 0, 0]
+        if not self.done and not self.lost:
+            self.kick.clear()
+        return rows, tally
+
+    def _tally(self) -> Tally:
+        completed, failed, unrun = self._counts
+        return Tally(completed, failed, unrun, Usage(*self._usage))
+
+    def _add(self, index: int, kind: int, text: bytes) -> None:
+        self.texts[index] = None
+        self.pending.append(Row(index, kind, text))
+        self.pending_bytes += len(text)
+        self._backlog.bytes += len(text)
+        self._counts[kind] += 1
+        self.left -= 1
+        if self.left == 0 or self.pending_bytes >= self._part_max_bytes:
+            self.kick.set()

@@ -1,0 +1,301 @@
+"""The drain on a real database, real blobs and the echo engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from app.settings import WorkerSettings
+from app.worker import drain
+from tests.unit.worker.yard import QUICK, Yard, jsonl, line
+
+
+def ids(count: int) -> list[str]:
+    return [f"line-{number}" for number in range(count)]
+
+
+async def test_run_plain_batch(shared_yard: Yard) -> None:
+    yard = shared_yard
+    yard.start()
+    batch_id = await yard.create(jsonl(line(name, f"say {name}") for name in ids(333)))
+    batch = await yard.until(batch_id)
+    output, error = await yard.check_ledger(batch, ids(333))
+    assert batch.status.value == "completed"
+    assert batch.error_file_id is None
+    assert not error
+    assert batch.model == "echo"
+    assert batch.tally.usage.input_tokens == batch.tally.usage.output_tokens == 2 * 333
+    for row in output:
+        assert row["response"]["body"]["choices"][0]["message"]["content"] == f"say {row['custom_id']}"
+    assert await yard.blob_keys("parts/") == []
+
+
+async def test_run_mixed_outcomes(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, echo={"status": 418}) if number % 3 == 0 else line(name) for number, name in enumerate(ids(90))]
+    lines[1] = line("line-1", temperature=99)
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    output, error = await yard.check_ledger(batch, ids(90))
+    assert (len(output), len(error)) == (59, 31)
+    assert {row["response"]["status_code"] for row in error} == {418, 400}
+    assert all(row["error"] is None for row in error)
+
+
+async def test_run_all_fail_is_completed_without_output(yard: Yard) -> None:
+    yard.start()
+    batch = await yard.until(await yard.create(jsonl(line(name, echo={"status": 500}) for name in ids(5))))
+    assert batch.status.value == "completed"
+    assert batch.output_file_id is None
+    assert batch.tally.failed == 5
+    await yard.check_ledger(batch, ids(5))
+
+
+async def test_run_odd_bytes_keeps_them(yard: Yard) -> None:
+    """BOM, CRLF, blank lines, no last line end, characters at which other tools cut lines."""
+    text = "a\u2028b\u2029c\u0085d \U0001f600 e"
+    body = b"\xef\xbb\xbf" + line("x", text) + b"\r\n\r\n \t \n" + line("y", text) + b"\n\n" + line("z\x1f", text)
+    assert b"\xe2\x80\xa8" in body
+    file_id = await yard.put_file(body, pieces=7)
+    yard.start()
+    batch = await yard.until(await yard.create(file_id=file_id))
+    assert batch.errors == ()
+    output, _ = await yard.check_ledger(batch, ["x", "y", "z\x1f"])
+    assert {row["response"]["body"]["choices"][0]["message"]["content"] for row in output} == {text}
+    content = (await yard.content(batch.output_file_id)).decode()
+    assert len(content.splitlines()) == 3
+
+
+async def test_run_line_of_megabytes(yard: Yard) -> None:
+    settings = QUICK.model_copy(update={"chunk_max_bytes": 1 << 20})
+    yard.start(settings=settings)
+    big = "word " * 1_000_000
+    batch = await yard.until(await yard.create(jsonl([line("a"), line("b", big), line("c")])))
+    output, _ = await yard.check_ledger(batch, ["a", "b", "c"])
+    assert output[1]["response"]["body"]["choices"][0]["message"]["content"] == big
+
+
+async def test_cancel_aborts_in_flight(yard: Yard) -> None:
+    yard.start(window=16)
+    lines = [line(name) if number < 60 else line(name, echo={"hang": True}) for number, name in enumerate(ids(400))]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until_ended(batch_id, 60)
+    began = time.monotonic()
+    await yard.cancel(batch_id)
+    batch = await yard.until(batch_id)
+    assert time.monotonic() - began < 2
+    assert batch.status.value == "cancelled"
+    assert batch.tally.completed == 60
+    _, error = await yard.check_ledger(batch, ids(400))
+    assert {row["error"]["code"] for row in error} == {"batch_cancelled"}
+    assert all(row["response"] is None for row in error)
+    # The seats are free again, so the engine let go of what was aborted.
+    batch = await yard.until(await yard.create(jsonl(line(name) for name in ids(40))))
+    assert batch.tally.completed == 40
+
+
+async def test_cancel_while_engine_is_away(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, echo={"hang": True}) for name in ids(120)]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until(batch_id, "in_progress")
+    await yard.engine.stop()
+    await yard.cancel(batch_id)
+    batch = await yard.until(batch_id)
+    assert batch.status.value == "cancelled"
+    await yard.check_ledger(batch, ids(120))
+
+
+async def test_cancel_while_another_batch_fills_the_window(yard: Yard) -> None:
+    running = yard.start(window=4)
+    slow = await yard.create(jsonl(line(name, echo={"hang": True}) for name in ids(200)))
+    await yard.until(slow, "in_progress")
+    await asyncio.sleep(0.2)
+    other = await yard.create(jsonl(line(name) for name in ids(200)))
+    await yard.until(other, "in_progress")
+    await asyncio.sleep(0.3)
+    assert len(running.worker._drain.leases()) == 1, "no chunk is claimed before seats will be free"
+    await yard.cancel(other)
+    async with asyncio.timeout(3):
+        batch = await yard.until(other)
+    await yard.check_ledger(batch, ids(200))
+
+
+async def test_expire_writes_off_the_rest(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name) if number < 10 else line(name, echo={"hang": True}) for number, name in enumerate(ids(130))]
+    batch = await yard.until(await yard.create(jsonl(lines), window_seconds=2))
+    assert batch.status.value == "expired"
+    assert batch.expired_at is not None
+    output, error = await yard.check_ledger(batch, ids(130))
+    assert len(output) == 10
+    assert {row["error"]["code"] for row in error} == {"batch_expired"}
+
+
+async def test_time_out_gives_an_error_row(yard: Yard) -> None:
+    yard.start(request_timeout_seconds=0.3)
+    lines = [line("a"), line("b", echo={"hang": True}), line("c")]
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    assert batch.status.value == "completed"
+    output, error = await yard.check_ledger(batch, ["a", "b", "c"])
+    assert len(output) == 2
+    assert error[0]["error"]["code"] == "request_timeout"
+    assert batch.tally.failed == 1
+
+
+async def test_busy_engine_is_asked_again(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, text=name, echo={"busy": 2}) for name in ids(60)]
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    output, _ = await yard.check_ledger(batch, ids(60))
+    assert len(output) == 60
+    assert sum(yard.seen.values()) == 3 * 60
+
+
+async def test_poison_line_gets_an_error_row(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, text=name, echo={"delay_ms": 5}) for name in ids(200)]
+    lines[77] = line("line-77", echo={"crash": True})
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    output, error = await yard.check_ledger(batch, ids(200))
+    assert len(output) == 199
+    assert [row["custom_id"] for row in error] == ["line-77"]
+    assert error[0]["response"]["status_code"] == 500
+    assert error[0]["response"]["body"]["error"]["code"] == "engine_error"
+    assert error[0]["response"]["body"]["error"]["type"] == "server_error"
+    assert error[0]["error"] is None
+
+
+async def test_engine_death_runs_lines_again(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, text=name, echo={"delay_ms": 20}) for name in ids(100)]
+    lines[3] = line("line-3", echo={"crash": 1})
+    lines[80] = line("line-80", text="other", echo={"crash": 1})
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    output, _ = await yard.check_ledger(batch, ids(100))
+    assert len(output) == 100
+    assert yard.engine.generation == 3
+
+
+async def test_kill_and_take_over(shared_yard: Yard) -> None:
+    yard = shared_yard
+    first = yard.start(window=8)
+    lines = [line(name, text=name, echo={"delay_ms": 10}) for name in ids(500)]
+    batch_id = await yard.create(jsonl(lines))
+    before = await yard.until_ended(batch_id, 100)
+    await first.kill()
+    second = yard.start(window=32)
+    batch = await yard.until(batch_id)
+    assert before.tally.completed >= 100
+    output, _ = await yard.check_ledger(batch, ids(500))
+    assert len(output) == 500
+    await second.finish()
+    assert await yard.blob_keys("parts/") == []
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_kill_again_and_again(yard: Yard, round_: int) -> None:
+    """At other moments each time: claiming, committing, sealing, finalizing."""
+    lines = [line(name, text=name, echo={"delay_ms": 3}) for name in ids(300)]
+    batch_id = await yard.create(jsonl(lines))
+    settings = QUICK.model_copy(update={"lease_seconds": 0.2, "heartbeat_seconds": 0.05, "part_seconds": 0.03})
+    for kill in range(12):
+        running = yard.start(settings=settings, window=16)
+        await asyncio.sleep(0.05 + 0.013 * kill + 0.003 * round_)
+        await running.kill()
+    yard.start(settings=settings, window=16)
+    batch = await yard.until(batch_id)
+    assert batch.status.value == "completed"
+    await yard.check_ledger(batch, ids(300))
+
+
+async def test_two_workers_share_a_batch(shared_yard: Yard) -> None:
+    yard = shared_yard
+    first, second = yard.start(window=8), yard.start(window=8)
+    lines = [line(name, text=name, echo={"delay_ms": 10}) for name in ids(600)]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until_ended(batch_id, 50)
+    held = [len(running.worker._drain.leases()) for running in (first, second)]
+    assert all(held), "both hold chunks of the one batch"
+    batch = await yard.until(batch_id)
+    await yard.check_ledger(batch, ids(600))
+    await first.finish()
+    await second.finish()
+
+
+async def test_stop_flushes_and_releases(yard: Yard) -> None:
+    running = yard.start(settings=QUICK.model_copy(update={"part_seconds": 60.0}), window=8, stop_seconds=2)
+    lines = [line(name, text=name, echo={"delay_ms": 80}) for name in ids(200)]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until(batch_id, "in_progress")
+    await asyncio.sleep(0.3)
+    assert (await yard.batch(batch_id)).tally.completed == 0
+    began = time.monotonic()
+    await running.finish()
+    assert time.monotonic() - began < 2
+    flushed = (await yard.batch(batch_id)).tally.completed
+    assert flushed >= 8
+    seen_before = flushed
+    # Released, not left to lapse: with a long lease the next worker still starts at once.
+    yard.start(window=64)
+    async with asyncio.timeout(5):
+        batch = await yard.until(batch_id)
+    output, _ = await yard.check_ledger(batch, ids(200))
+    assert len(output) == 200 > seen_before
+
+
+async def test_stop_aborts_what_does_not_end(yard: Yard) -> None:
+    settings = WorkerSettings(poll_seconds=0.05, part_seconds=60.0, chunk_max_lines=50)
+    running = yard.start(settings=settings, window=8, stop_seconds=0.2)
+    lines = [line(name, echo={"hang": True} if number == 5 else {}) for number, name in enumerate(ids(20))]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until(batch_id, "in_progress")
+    await asyncio.sleep(0.3)
+    began = time.monotonic()
+    await running.finish()
+    assert time.monotonic() - began < 1.5
+    assert (await yard.batch(batch_id)).tally.completed == 19
+
+
+async def test_damaged_part_is_loud_and_nothing_is_lost(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "SET_ASIDE_SECONDS", 0.3)
+    first = yard.start(window=8)
+    lines = [line(name, text=name, echo={"delay_ms": 20}) for name in ids(50)]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until_ended(batch_id, 10)
+    await first.kill()
+    key = (await yard.blob_keys("parts/"))[0]
+    path = yard.blobs._root / key
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + b"?" + whole[-8:])
+    yard.start(window=8)
+    other = await yard.until(await yard.create(jsonl(line(name) for name in ids(30))))
+    assert other.status.value == "completed", "other batches go on"
+    await asyncio.sleep(1.5)
+    assert (await yard.batch(batch_id)).status.value == "in_progress"
+    path.write_bytes(whole)
+    batch = await yard.until(batch_id)
+    await yard.check_ledger(batch, ids(50))
+
+
+async def test_fast_batch_needs_no_part(yard: Yard) -> None:
+    """Chunks that end within `part_seconds` go straight into their segments."""
+    yard.start(settings=WorkerSettings(poll_seconds=0.05))
+    batch = await yard.until(await yard.create(jsonl(line(name) for name in ids(3000))))
+    await yard.check_ledger(batch, ids(3000))
+    assert len(await yard.blob_keys("segments/")) == 3
+
+
+async def test_embeddings(yard: Yard) -> None:
+    yard.start()
+    lines = [
+        json.dumps(
+            {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": {"model": "echo", "input": name}}
+        ).encode()
+        for name in ids(20)
+    ]
+    batch = await yard.until(await yard.create(jsonl(lines), endpoint="/v1/embeddings"))
+    await yard.check_ledger(batch, ids(20))
+    assert batch.tally.completed == 20
