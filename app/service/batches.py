@@ -54,6 +54,7 @@ class BatchService:
                 project_id=project_id,
                 endpoint=endpoint,
                 input_file_id=input_file_id,
+                input_found=file is not None,
                 completion_window=completion_window,
                 window_seconds=COMPLETION_WINDOWS[completion_window],
                 metadata=metadata,

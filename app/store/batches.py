@@ -37,6 +37,7 @@ _PLAIN = (
     "cancelled_at",
     "total",
     "output_expires_after_seconds",
+    "input_found",
 )
 
 
@@ -67,8 +68,13 @@ async def create(
     window_seconds: int,
     metadata: Mapping[str, str] | None,
     output_expires_after_seconds: int | None,
+    input_found: bool = True,
 ) -> Batch:
-    """A new batch in `validating`, due `window_seconds` from now."""
+    """A new batch in `validating`, due `window_seconds` from now.
+
+    `input_found` says whether the project could see the input at this moment: from here on the batch may read it, also
+    when the file is deleted or expires before its validation.
+    """
     # Until this commits, a purge of the input waits; from then on it finds the batch and lets the input be.
     held = select(files.c.id).where(files.c.id == input_file_id).with_for_update(read=True)
     await tx.conn.execute(held)
@@ -78,6 +84,7 @@ async def create(
         "project_id": project_id,
         "endpoint": endpoint,
         "input_file_id": input_file_id,
+        "input_found": input_found,
         "completion_window": completion_window,
         "status": BatchStatus.VALIDATING.value,
         "created_at": now,

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, or_, select, update
 
+from app.domain.batch import Batch
 from app.domain.file import File, Purpose, Segment
 from app.store.clock import seconds
 from app.store.db import Read, Write
@@ -87,6 +88,15 @@ async def get(tx: Read, file_id: str, *, project_id: str) -> File | None:
     """None when unknown, deleted, expired, or of another project: nobody can tell which."""
     found = select(files).where(files.c.id == file_id, files.c.project_id == project_id, alive())
     row = (await tx.conn.execute(found)).mappings().one_or_none()
+    return None if row is None else from_row(row)
+
+
+async def input_of(tx: Read, batch: Batch) -> File | None:
+    """The input of a batch that is not over: seen when the batch was created, and whatever became of it since."""
+    if not batch.input_found:
+        return None
+    mine = (files.c.id == batch.input_file_id, files.c.project_id == batch.project_id, files.c.purged_at.is_(None))
+    row = (await tx.conn.execute(select(files).where(*mine))).mappings().one_or_none()
     return None if row is None else from_row(row)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
@@ -100,6 +101,7 @@ batches = Table(
     Column("endpoint", Text, nullable=False),
     # The file ids are no foreign keys: an unknown input is accepted (openai-contract 3.3), results may be deleted.
     Column("input_file_id", Id, nullable=False, index=True),
+    Column("input_found", Boolean, nullable=False),
     Column("output_file_id", Id),
     Column("error_file_id", Id),
     Column("completion_window", Text, nullable=False),

@@ -69,6 +69,7 @@ def _batches() -> None:
         sa.Column("project_id", _ID, nullable=False),
         sa.Column("endpoint", sa.Text(), nullable=False),
         sa.Column("input_file_id", _ID, nullable=False),
+        sa.Column("input_found", sa.Boolean(), nullable=False),
         sa.Column("output_file_id", _ID),
         sa.Column("error_file_id", _ID),
         sa.Column("completion_window", sa.Text(), nullable=False),

@@ -18,10 +18,10 @@ _CHUNKS = 1_000
 
 # One row a batch and chunk, made from the running one in the database itself: through the API it would take minutes.
 _COPY_BATCHES = """
-INSERT INTO batches (id, project_id, endpoint, input_file_id, completion_window, status, created_at, expires_at, total,
-    completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, total_tokens)
-SELECT 'batch_old_' || n, 'team', endpoint, 'file-' || n, completion_window, 'completed', created_at - n,
-    expires_at - n, 1000, 1000, 0, 0, 0, 0, 0, 0
+INSERT INTO batches (id, project_id, endpoint, input_file_id, input_found, completion_window, status, created_at,
+    expires_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, total_tokens)
+SELECT 'batch_old_' || n, 'team', endpoint, 'file-' || n, input_found, completion_window, 'completed',
+    created_at - n, expires_at - n, 1000, 1000, 0, 0, 0, 0, 0, 0
 FROM batches, numbers WHERE id = :id
 """
 _NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count) "

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from app.domain.file import Purpose, Segment
 from app.domain.id import new_file_id
@@ -13,7 +14,7 @@ from app.errors import InvalidRequest
 from app.store import files
 from app.store.db import Database
 from app.store.tables import files as file_rows
-from tests.unit.store.scenes import DAY, make_file
+from tests.unit.store.scenes import DAY, make_batch, make_file
 
 
 async def test_create_lays_segments_end_to_end(database: Database) -> None:
@@ -179,3 +180,26 @@ async def test_page_after_an_unknown_or_foreign_id_is_refused(database: Database
         with pytest.raises(InvalidRequest) as caught:
             await files.page(tx, project_id=project_id, purpose=None, after=after, limit=1, descending=True)
     assert caught.value.param == "after"
+
+
+async def test_input_of_a_batch_survives_delete_and_expiry_after_its_creation(database: Database) -> None:
+    async with database.write() as tx:
+        file = await make_file(tx, expires_after_seconds=3_600)
+        batch = await make_batch(tx, input_file_id=file.id)
+        assert await files.delete(tx, file.id, project_id=file.project_id)
+        await tx.conn.execute(text("UPDATE files SET expires_at = created_at"))
+    async with database.read() as tx:
+        assert await files.get(tx, file.id, project_id=file.project_id) is None
+        seen = await files.input_of(tx, batch)
+    assert seen is not None
+    assert seen.id == file.id
+
+
+async def test_input_of_a_batch_stays_unknown_when_it_was_gone_before(database: Database) -> None:
+    async with database.write() as tx:
+        file = await make_file(tx)
+        assert await files.delete(tx, file.id, project_id=file.project_id)
+        batch = replace(await make_batch(tx, input_file_id=file.id), input_found=False)
+    async with database.read() as tx:
+        assert await files.input_of(tx, batch) is None
+        assert await files.input_of(tx, replace(batch, input_found=True, project_id="others")) is None
