@@ -8,8 +8,8 @@ from alembic import context
 from sqlalchemy import URL, Connection, text
 
 from app.errors import SettingsInvalid
+from app.store.contract_tables import metadata  # which brings those of `tables` along
 from app.store.db import connector, parse
-from app.store.tables import metadata
 
 _LOCK = 0x6261746368  # one migration at a time on a Postgres server's database; SQLite's BEGIN IMMEDIATE says the same
 

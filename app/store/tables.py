@@ -52,11 +52,11 @@ def words(values: Iterable[StrEnum]) -> list[ColumnElement[str]]:
     return [word(value) for value in sorted(values)]
 
 
-def _listed(column: str, enum: type[StrEnum]) -> CheckConstraint:
+def listed(column: str, enum: type[StrEnum]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({', '.join(repr(value.value) for value in enum)})", name=column)
 
 
-def _partial(name: str, *columns: str, where: str) -> Index:
+def partial(name: str, *columns: str, where: str) -> Index:
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
@@ -79,8 +79,8 @@ files = Table(
     Column("deleted_at", BigInteger),
     Column("purged_at", BigInteger),
     Index("ix_files_listing", "project_id", "created_at", "id"),
-    _partial("ix_files_expiring", "expires_at", where="purged_at IS NULL"),
-    _partial("ix_files_deleted", "deleted_at", where="purged_at IS NULL"),
+    partial("ix_files_expiring", "expires_at", where="purged_at IS NULL"),
+    partial("ix_files_deleted", "deleted_at", where="purged_at IS NULL"),
 )
 
 segments = Table(
@@ -123,7 +123,7 @@ batches = Table(
     *_counters("completed", "failed"),
     Column("lease_token", Text),
     Column("leased_until", Double),
-    _listed("status", BatchStatus),
+    listed("status", BatchStatus),
     Index("ix_batches_listing", "project_id", "created_at", "id"),
     Index("ix_batches_queue", "status", "created_at", "id"),
 )
@@ -149,12 +149,12 @@ chunks = Table(
     Column("error_key", Id, index=True),
     Column("error_bytes", BigInteger),
     Column("error_rows", BigInteger),
-    _listed("state", ChunkState),
+    listed("state", ChunkState),
     CheckConstraint("(state = 'leased') = (lease_token IS NOT NULL AND leased_until IS NOT NULL)", name="lease"),
     UniqueConstraint("batch_id", "position"),
     # A claim finds a batch's first free chunk in `open`, however many are sealed; `leased` holds a few rows a worker.
-    _partial("ix_chunks_open", "batch_id", "position", where="state <> 'sealed'"),
-    _partial("ix_chunks_leased", "project_id", where="state = 'leased'"),
+    partial("ix_chunks_open", "batch_id", "position", where="state <> 'sealed'"),
+    partial("ix_chunks_leased", "project_id", where="state = 'leased'"),
 )
 
 parts = Table(
