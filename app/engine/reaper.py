@@ -45,12 +45,16 @@ class Reaper:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
             [sys.executable, "-I", "-S", __file__, token, str(folder)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={},
             cwd="/",
             start_new_session=True,
         )
+        # Until it says so, a signal to the whole control group would end it like any other process.
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            self._process.stdout.read(1)
 
     @property
     def pid(self) -> int:
@@ -108,6 +112,8 @@ def main(token: str, folder: str) -> None:
     """The reaper's own process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"+")
+    os.close(1)
     while os.read(0, 1):
         pass
     quiet = 0
