@@ -10,11 +10,11 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import drain
-from bench.report import Row, document, machine, show
+from bench import drain, engine, peers, poll, size, wire
+from bench.report import Row, document, machine, markdown, show
 
 #: Each has NAME and `measure(*, runs, scale) -> list[Row]`. A new measurement is a new module here.
-MEASUREMENTS: tuple[ModuleType, ...] = (drain,)
+MEASUREMENTS: tuple[ModuleType, ...] = (drain, wire, size, poll, peers, engine)
 
 
 def main() -> int:
@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="runs of each, each with a fresh server (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies sizes; targets are meant for 1")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--markdown", type=Path, help="write the page docs/benchmarks.md here")
     given = parser.parse_args()
     if unknown := set(given.names) - set(names):
         parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
@@ -37,6 +38,8 @@ def main() -> int:
                 rows += module.measure(runs=given.runs, scale=given.scale)
     if given.out:
         given.out.write_text(json.dumps(document(rows, where=where), indent=2) + "\n", encoding="utf-8")
+    if given.markdown:
+        given.markdown.write_text(markdown(rows, where=where), encoding="utf-8")
     show(rows, where=where, console=Console(width=None if sys.stdout.isatty() else 160))
     return 1 if any(row.met is False for row in rows) else 0
 

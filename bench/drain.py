@@ -7,11 +7,14 @@ of `wall` from the create call to the same end, so it includes validation.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import httpx2
 
-from bench.report import Row
+from bench.report import Row, judged
 from bench.server import PeakMemory, serving
 
 NAME = "drain"
@@ -33,27 +36,27 @@ def measure(*, runs: int, scale: float) -> list[Row]:
             time.sleep(IDLE_SECONDS)
             idle = server.memory_bytes()
             with PeakMemory(server) as peak, httpx2.Client(base_url=server.base_url, timeout=60) as client:
-                seconds, wall_seconds = drain(client, content, lines=lines)
-            drained.append(lines / seconds)
-            wall.append(lines / wall_seconds)
+                run = drain(client, content, lines=lines)
+            drained.append(lines / run.seconds)
+            wall.append(lines / run.wall_seconds)
             memory.append((peak.bytes - idle) / 1e6)
     what = f"{lines:,} lines of {LINE_BYTES} bytes, echo engine, one process"
-    rate = Row("drain", "lines/s", tuple(drained), f">= {TARGET_LINES_A_SECOND}", None, what)
-    peak_row = Row("memory above idle, peak", "MB", tuple(memory), f"<= {TARGET_MEMORY_MB}", None, "upload to download")
+    rate = Row("drain", "lines/s", tuple(drained), note=what)
+    memory_row = Row("memory above idle, peak", "MB", tuple(memory), note="upload to download")
     return [
-        _judged(rate, met=rate.median >= TARGET_LINES_A_SECOND),
+        judged(rate, f">= {TARGET_LINES_A_SECOND}", lambda rate: rate >= TARGET_LINES_A_SECOND),
         Row("create to completed", "lines/s", tuple(wall), note="validation included"),
-        _judged(peak_row, met=peak_row.median <= TARGET_MEMORY_MB),
+        judged(memory_row, f"<= {TARGET_MEMORY_MB}", lambda size: size <= TARGET_MEMORY_MB),
     ]
 
 
-def _judged(row: Row, *, met: bool) -> Row:
-    return Row(row.name, row.unit, row.runs, row.target, met, row.note)
+def request_file(lines: int, *, line_bytes: int = LINE_BYTES) -> bytes:
+    """`lines` chat requests of exactly `line_bytes` bytes each, newline included."""
+    return b"".join(request_lines(lines, line_bytes=line_bytes))
 
 
-def request_file(lines: int) -> bytes:
-    """`lines` chat requests of exactly LINE_BYTES bytes each, newline included."""
-    rows = []
+def request_lines(lines: int, *, line_bytes: int = LINE_BYTES) -> Iterator[bytes]:
+    """The same, a line at a time."""
     for number in range(lines):
         request = {
             "custom_id": f"line-{number:08d}",
@@ -61,20 +64,29 @@ def request_file(lines: int) -> bytes:
             "url": "/v1/chat/completions",
             "body": {"model": "echo", "messages": [{"role": "user", "content": ""}], "max_tokens": 16},
         }
-        missing = LINE_BYTES - 1 - len(json.dumps(request))
-        request["body"]["messages"][0]["content"] = ("word " * LINE_BYTES)[:missing]  # type: ignore[index]
-        rows.append(json.dumps(request).encode() + b"\n")
-    return b"".join(rows)
+        line = json.dumps(request).encode()
+        missing = line_bytes - 1 - len(line)
+        content = ("word " * (missing // 5 + 1))[:missing].encode()
+        yield line.replace(b'"content": ""', b'"content": "%s"' % content) + b"\n"
 
 
-def drain(client: httpx2.Client, content: bytes, *, lines: int) -> tuple[float, float]:
-    """Upload, run, download and count: (seconds in progress, seconds since the create call)."""
-    upload = client.post("files", data={"purpose": "batch"}, files={"file": ("bench.jsonl", content)})
-    upload.raise_for_status()
-    body = {"input_file_id": upload.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Seconds of one batch: in progress, since the create call, and from the last line counted to `completed`."""
+
+    seconds: float
+    wall_seconds: float
+    finalize_seconds: float
+
+
+def drain(
+    client: httpx2.Client, content: bytes | Iterable[bytes], *, lines: int, endpoint: str = "/v1/chat/completions"
+) -> Run:
+    """Upload, run, download and count. Raises RuntimeError unless every line is answered."""
+    body = {"input_file_id": _upload(client, content), "endpoint": endpoint, "completion_window": "24h"}
     created_at = time.monotonic()
     batch = client.post("batches", json=body).raise_for_status().json()
-    in_progress_at = None
+    in_progress_at = counted_at = None
     while batch["status"] != "completed":
         if batch["status"] not in {"validating", "in_progress", "finalizing"}:
             raise RuntimeError(f"the batch ended as {batch['status']}: {batch['errors']}")
@@ -82,11 +94,22 @@ def drain(client: httpx2.Client, content: bytes, *, lines: int) -> tuple[float, 
         batch = client.get(f"batches/{batch['id']}").raise_for_status().json()
         if in_progress_at is None and batch["status"] != "validating":
             in_progress_at = time.monotonic()
+        if counted_at is None and batch["request_counts"]["completed"] == lines:
+            counted_at = time.monotonic()
     ended_at = time.monotonic()
     if batch["request_counts"] != {"total": lines, "completed": lines, "failed": 0}:
         raise RuntimeError(f"not every line was answered: {batch['request_counts']}")
-    rows = client.get(f"files/{batch['output_file_id']}/content").raise_for_status().content.count(b"\n")
+    with client.stream("GET", f"files/{batch['output_file_id']}/content") as answer:
+        rows = sum(piece.count(b"\n") for piece in answer.raise_for_status().iter_raw())
     if rows != lines:
         raise RuntimeError(f"the output file has {rows} lines instead of {lines}")
     assert in_progress_at is not None
-    return ended_at - in_progress_at, ended_at - created_at
+    return Run(ended_at - in_progress_at, ended_at - created_at, ended_at - (counted_at or ended_at))
+
+
+def _upload(client: httpx2.Client, content: bytes | Iterable[bytes]) -> str:
+    with tempfile.TemporaryFile() as stream:
+        stream.writelines([content] if isinstance(content, bytes) else content)
+        stream.seek(0)
+        upload = client.post("files", data={"purpose": "batch"}, files={"file": ("bench.jsonl", stream)})
+    return str(upload.raise_for_status().json()["id"])

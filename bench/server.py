@@ -70,30 +70,39 @@ class PeakMemory:
 
 
 @contextlib.contextmanager
-def serving(*flags: str) -> Generator[Server]:
-    """A server with the default settings but for `flags`, on a free port and with an empty data folder."""
-    with tempfile.TemporaryDirectory(prefix="batchyard-bench-") as name:
+def serving(*flags: str, split: bool = False) -> Generator[Server]:
+    """A server with the default settings but for `flags`, on a free port and with an empty data folder.
+
+    With `split`, the API is a process of its own, and a worker beside it.
+    """
+    with tempfile.TemporaryDirectory(prefix="batchyard-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
+        data = ("--data-dir", str(folder / "data"), "--log-format", "json", *flags)
+        role = ("--role", "api") if split else ("--engine", "echo")
         log = folder / "server.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BATCHYARD_")}
-        command = [sys.executable, "-m", "app", "serve", "--engine", "echo", "--port", "0", "--log-format", "json"]
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [*command, "--no-hints", "--data-dir", str(folder / "data"), *flags],
-                cwd=ROOT,
-                env=environment,
-                stdout=stream,
-                stderr=stream,
-            )
+        server = stack.enter_context(_process(log, "serve", *role, "--port", "0", "--no-hints", *data))
+        url = _wait_ready(server, log)
+        if split:
+            stack.enter_context(_process(folder / "worker.log", "worker", "--engine", "echo", *data))
+        yield Server(url, psutil.Process(server.pid))
+
+
+@contextlib.contextmanager
+def _process(log: Path, *command: str) -> Generator[subprocess.Popen[bytes]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BATCHYARD_")}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app", *command], cwd=ROOT, env=environment, stdout=stream, stderr=stream
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
         try:
-            yield Server(_wait_ready(process, log), psutil.Process(process.pid))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
