@@ -80,10 +80,11 @@ def markdown(rows: Sequence[Row], *, where: dict[str, Any]) -> str:
         [
             "# Benchmarks",
             "",
-            f"Written by `make bench` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; the medians of the runs shown.",
+            f"Written by `make bench` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; medians of the runs shown.",
             "Trust ratios more than single figures: the machine is a shared virtual one.",
             "",
-            f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}; load before: {where['load_before']}",
+            f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}",
+            f"- Load before: {where['load_before']}",
             "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
             "- Command: `" + shlex.join(["python", "-m", "bench", *sys.argv[1:]]) + "`",
             "",
