@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.worker.lines import Line, LineCutter
+from app.domain.lines import Line, LineCutter
 
 
 def cut(data: bytes, *sizes: int, limit: int = 1000) -> list[Line]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.worker.results import PartDamaged, PartReader, Row, encode
+from app.domain.part import PartDamaged, PartReader, Row, encode
 
 ROWS = st.dictionaries(st.integers(0, 2000), st.tuples(st.integers(0, 2), st.binary(max_size=50)), max_size=20).map(
     lambda found: [Row(line, kind, text) for line, (kind, text) in found.items()]
