@@ -36,6 +36,16 @@ def segment_key(batch_id: str, chunk_id: str, kind: Literal["output", "error"]) 
     return f"{SEGMENTS}{batch_id}/{chunk_id}-{secrets.token_hex(8)}.{kind}"
 
 
+def chunk_of(key: str) -> str | None:
+    """The chunk that a part or a segment belongs to; None for another blob."""
+    kind, *rest = key.split("/")
+    if len(rest) == 3 and f"{kind}/" == PARTS:
+        return rest[1]
+    if len(rest) == 2 and f"{kind}/" == SEGMENTS:
+        return rest[1].rpartition("-")[0] or None
+    return None
+
+
 def is_key(text: str) -> bool:
     """True for the shape above. A store checks it before a key becomes a path or an address."""
     return _KEY.fullmatch(text) is not None

@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import shutil
-import time
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -98,7 +98,7 @@ class LocalBlobs:
                     yield info
 
     async def sweep_unfinished(self, *, older_than_seconds: float) -> int:
-        return await _in_thread(partial(_sweep, self._unfinished, time.time() - older_than_seconds))
+        return await _in_thread(partial(_sweep, self._unfinished, older_than_seconds))
 
     async def check(self) -> None:
         key = f"check/{secrets.token_hex(16)}"
@@ -251,16 +251,23 @@ def _listing(root: Path, folder: str) -> tuple[list[BlobInfo], list[str]]:
     return found, folders
 
 
-def _sweep(unfinished: Path, before: float) -> int:
+def _sweep(unfinished: Path, older_than_seconds: float) -> int:
     removed = 0
     if not unfinished.is_dir():
         return removed
+    before = _file_system_time(unfinished) - older_than_seconds
     for path in unfinished.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < before:
                 path.unlink()
                 removed += 1
     return removed
+
+
+def _file_system_time(folder: Path) -> float:
+    """What a file written now would be dated: this machine's clock may be another, and wrong."""
+    with tempfile.TemporaryFile(dir=folder) as file:  # stays empty: the disk may be full, and this makes room
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _free_bytes(root: Path) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.blobs.key import is_key, part_key, segment_key, upload_key
+from app.blobs.key import chunk_of, is_key, part_key, segment_key, upload_key
 from app.domain.id import new_batch_id, new_chunk_id, new_lease_token
 
 BATCH, CHUNK, TOKEN = new_batch_id(), new_chunk_id(), new_lease_token()
@@ -25,6 +25,13 @@ def test_made_keys_are_keys_and_never_repeat(make: Callable[[], str]) -> None:
     keys = {make() for _ in range(100)}
     assert len(keys) == 100
     assert all(is_key(key) for key in keys)
+
+
+def test_chunk_of_reads_it_back_from_parts_and_segments() -> None:
+    assert chunk_of(part_key(BATCH, CHUNK, TOKEN)) == CHUNK
+    assert chunk_of(segment_key(BATCH, CHUNK, "output")) == chunk_of(segment_key(BATCH, CHUNK, "error")) == CHUNK
+    for other in (upload_key(), "check/ab", "parts/a", "segments/a/b", "segments/a/b/c-d", "parts/a/b/c/d"):
+        assert chunk_of(other) is None
 
 
 def test_part_key_does_not_hand_out_the_lease_token() -> None:
