@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from app.engine.exchange import Message, Receive, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,34 @@ class Engine(Protocol):
 
     def health(self) -> Health:
         """The state now. Cheap: asked on every `/ready` and several times a second by the drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Signs of life: how many requests are `inside`, and `beats`, which changes whenever something is done for one."""
+
+    inside: int
+    beats: int
+
+
+@runtime_checkable
+class Killable(Protocol):
+    """What an engine offers besides, so that one which hangs can be told, and ended."""
+
+    def pulse(self) -> Pulse:
+        """Now, while it is ready. Cheap: asked several times a second."""
+
+    async def kill(self) -> None:
+        """End it the hard way. It is dead afterwards, as if it had died by itself; `stop()` still follows."""
+
+
+@runtime_checkable
+class Interactive(Protocol):
+    """An engine that answers clients itself, with streams. For the others, app/engine/bridge.py answers by `call`."""
+
+    async def handle(self, scope: Message, body: bytes, *, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request, whose `body` has been read. What the engine answers goes out as it is made.
+
+        A client that goes (`receive` says so) aborts the request inside the engine, and so does cancelling the call.
+        Raises EngineDead when the engine died before it began to answer.
+        """

@@ -2,8 +2,8 @@
 
 It serves the model name `echo`. A chat answer repeats the last user message, a completion its prompt, a response its
 input; an embedding is a unit vector made from a hash of its input. Tokens are whitespace-separated words; `max_tokens`
-cuts the answer. The same body gets the same bytes. What an endpoint's schema forbids is a 400 in OpenAI's envelope
-with its `param`.
+cuts the answer. Messages, score, rerank, tokens and batch lines with audio: app/engine/echo_more.py. The same body gets
+the same bytes. What an endpoint's schema forbids is a 400 in OpenAI's envelope with its `param`.
 
 A body may steer its own request by a field `echo`, an object (unknown keys are a 400):
 
@@ -15,6 +15,9 @@ A body may steer its own request by a field `echo`, an object (unknown keys are 
     crash      the engine dies, and every call in flight with it; a number: the first so many times this body is seen
     hang       never answer; only an abort, the engine's death or its stop ends the call
 
+With a `journal`, each request adds the line `NANOSECONDS PID DIGEST` to that file before it is worked on: the machine's
+steady clock, the process, and `journal_digest` of the body. It survives the process, and says what ran, and how often.
+
 How often a body was seen is kept in `seen`; hand the same counter to the next engine and it survives a rebuild.
 """
 
@@ -22,41 +25,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
-import msgspec
-
-from app.engine import echo_reply
-from app.engine.base import Capacity, Health, Reply
-from app.engine.echo_request import (
-    NO_STEERING,
-    OUTPUT_MAX_BYTES,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    Request,
-    ResponseRequest,
-    Steering,
-    check_chat,
-    check_inputs,
-    check_items,
-    parse,
-)
+from app.domain.endpoint import CHAT, SPEECH
+from app.engine import bridge, echo_stream
+from app.engine.base import Capacity, Health, Pulse, Reply
+from app.engine.echo_answer import ANSWERS, MODEL, error, hear
+from app.engine.echo_request import NO_STEERING, Steering
+from app.engine.exchange import Message, Receive, Send
+from app.engine.media import MediaRules
 from app.errors import EngineBusy, EngineDead, InvalidRequest
 
-MODEL = "echo"
 # Above this size a body is worked on in a thread: below it, the hop costs more than the work.
 _INLINE_MAX_BYTES = 256 * 1024
 # Calls that may end without a pause in one turn of the event loop, about 2 ms of them.
 _CALLS_A_TURN = 64
-
-_chat = msgspec.json.Decoder(ChatRequest)
-_completion = msgspec.json.Decoder(CompletionRequest)
-_response = msgspec.json.Decoder(ResponseRequest)
-_embedding = msgspec.json.Decoder(EmbeddingRequest)
-
-_Answer = tuple[Steering, Reply]
 
 
 class EchoEngine:
@@ -69,15 +56,20 @@ class EchoEngine:
         concurrent: int = 256,
         load_seconds: float = 0,
         seen: Counter[bytes] | None = None,
+        journal: Path | None = None,
+        media: MediaRules | None = None,
     ) -> None:
+        self._media = media or MediaRules()
         self._delay_seconds = delay_seconds
         self._load_seconds = load_seconds
         self._capacity = Capacity(concurrent=concurrent, window=max(64, 2 * concurrent))
         self._seats = asyncio.Semaphore(concurrent)
         self._seen: Counter[bytes] = Counter() if seen is None else seen
+        self._journal = None if journal is None else journal.open("ab", buffering=0)
         self._health = Health.LOADING
         self._waiting: set[asyncio.Future[None]] = set()
         self._calls_this_turn = 0
+        self._beats = 0
 
     async def start(self) -> None:
         """Ready after `load_seconds`."""
@@ -90,6 +82,17 @@ class EchoEngine:
     async def stop(self) -> None:
         """Calls in flight raise EngineDead."""
         self._end(Health.STOPPED)
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def pulse(self) -> Pulse:
+        """A beat is an answer."""
+        return Pulse(len(self._waiting), self._beats)
+
+    async def kill(self) -> None:
+        """Calls in flight raise EngineDead."""
+        self._end(Health.DEAD)
 
     async def call(self, path: str, body: bytes) -> Reply:
         """See Engine.call and the module."""
@@ -98,20 +101,40 @@ class EchoEngine:
         elif not self._calls_this_turn:
             asyncio.get_running_loop().call_soon(self._turn)
         self._calls_this_turn += 1
-        answer = _ANSWERS.get(path)
-        if answer is None:
-            return _error(404, f"The echo engine does not serve {path}.", code="not_found")
+        if self._journal is not None and self._health is Health.READY:
+            self._journal.write(b"%d %d %b\n" % (time.monotonic_ns(), os.getpid(), journal_digest(body)))
         try:
-            steering, reply = answer(body) if len(body) <= _INLINE_MAX_BYTES else await asyncio.to_thread(answer, body)
+            steering, reply = await self._answer(path, body)
         except InvalidRequest as exc:
-            return _error(400, exc.message, code=exc.code, param=exc.param)
+            return error(400, exc.message, code=exc.code, param=exc.param)
         if self._health is not Health.READY:
             raise EngineDead(f"The echo engine is {self._health}.")
         if steering is not NO_STEERING:
             await self._steered(steering, path, body)
         elif self._delay_seconds:
             await self._occupied(self._delay_seconds)
+        self._beats += 1
         return reply
+
+    async def handle(self, scope: Message, body: bytes, *, receive: Receive, send: Send) -> None:
+        """As Interactive.handle. Only chat streams."""
+        if self._health is not Health.READY:
+            raise EngineDead(f"The echo engine is {self._health}.")
+        if scope["path"] != CHAT or not bridge.asks_for_stream(body):
+            await bridge.handle(self, scope, body, receive=receive, send=send)
+            return
+        plain, include_usage = echo_stream.whole(body)
+        reply = await bridge.call(self, CHAT, plain, receive=receive)
+        if reply is None:
+            return
+        if reply.status != 200:
+            await bridge.reply_with(reply, send)
+            return
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for event in echo_stream.events(reply.body, include_usage=include_usage):
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def models(self) -> Sequence[str]:
         """The one name."""
@@ -119,7 +142,7 @@ class EchoEngine:
 
     async def supports(self, path: str) -> bool:
         """True for the endpoints of this module."""
-        return path in _ANSWERS
+        return path in ANSWERS or path in SPEECH
 
     def capacity(self) -> Capacity:
         """As constructed; the window is twice `concurrent`, as for a real engine."""
@@ -128,6 +151,15 @@ class EchoEngine:
     def health(self) -> Health:
         """DEAD after a crash."""
         return self._health
+
+    async def _answer(self, path: str, body: bytes) -> tuple[Steering, Reply]:
+        """Raises InvalidRequest."""
+        if path in SPEECH:
+            return await hear(body, rules=self._media)
+        answer = ANSWERS.get(path)
+        if answer is None:
+            return NO_STEERING, error(404, f"The echo engine does not serve {path}.", code="not_found")
+        return answer(body) if len(body) <= _INLINE_MAX_BYTES else await asyncio.to_thread(answer, body)
 
     async def _steered(self, steering: Steering, path: str, body: bytes) -> None:
         if steering.busy and self._times_seen(b"busy", path, body) <= steering.busy:
@@ -176,80 +208,6 @@ def _finish(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=12).hexdigest().encode()
-
-
-def _error(status: int, message: str, *, code: str | None, param: str | None = None) -> Reply:
-    type_ = "invalid_request_error" if status < 500 else "server_error"
-    return Reply(status, echo_reply.error(message, type_=type_, code=code, param=param))
-
-
-def _early(request: Request, steering: Steering) -> Reply | None:
-    """The answer of a request that needs none of its own: streams, other models, failures asked for."""
-    if request.stream:
-        raise InvalidRequest("The echo engine does not stream.", code="unsupported_value", param="stream")
-    if request.model != MODEL:
-        return _error(404, f"The model '{request.model}' does not exist.", code="model_not_found", param="model")
-    if steering.status is not None:
-        return _error(steering.status, steering.message, code="echo_failure")
-    return None
-
-
-def _sized(text_bytes: int, copies: int) -> None:
-    if text_bytes * copies > OUTPUT_MAX_BYTES:
-        message = f"The answer would be longer than {OUTPUT_MAX_BYTES} bytes."
-        raise InvalidRequest(message, code="invalid_value", param="echo.repeat")
-
-
-def _answer_chat(body: bytes) -> _Answer:
-    request = parse(_chat, body)
-    steering = request.echo or NO_STEERING
-    check_chat(request)
-    early = _early(request, steering)
-    if early is not None:
-        return steering, early
-    if steering.repeat > 1 or (request.n or 1) > 1:
-        _sized(len(body), steering.repeat * (request.n or 1))
-    return steering, Reply(200, echo_reply.chat(request, digest=_digest(body), repeat=steering.repeat))
-
-
-def _answer_completion(body: bytes) -> _Answer:
-    request = parse(_completion, body)
-    steering = request.echo if isinstance(request.echo, Steering) else NO_STEERING
-    prompts = check_inputs(request.prompt, param="prompt")
-    early = _early(request, steering)
-    if early is not None:
-        return steering, early
-    _sized(len(body), (steering.repeat + (request.echo is True)) * (request.n or 1))
-    return steering, Reply(200, echo_reply.completion(request, prompts, digest=_digest(body), repeat=steering.repeat))
-
-
-def _answer_response(body: bytes) -> _Answer:
-    request = parse(_response, body)
-    steering = request.echo or NO_STEERING
-    if isinstance(request.input, list):
-        check_items(request.input)
-    early = _early(request, steering)
-    if early is not None:
-        return steering, early
-    _sized(len(body), steering.repeat)
-    return steering, Reply(200, echo_reply.response(request, digest=_digest(body), repeat=steering.repeat))
-
-
-def _answer_embedding(body: bytes) -> _Answer:
-    request = parse(_embedding, body)
-    steering = request.echo or NO_STEERING
-    inputs = check_inputs(request.input, param="input")
-    early = _early(request, steering)
-    if early is not None:
-        return steering, early
-    return steering, Reply(200, echo_reply.embeddings(request, inputs))
-
-
-_ANSWERS: dict[str, Callable[[bytes], _Answer]] = {
-    "/v1/chat/completions": _answer_chat,
-    "/v1/completions": _answer_completion,
-    "/v1/responses": _answer_response,
-    "/v1/embeddings": _answer_embedding,
-}
+def journal_digest(body: bytes) -> bytes:
+    """How the journal names a body: 32 hex digits."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest().encode()

@@ -15,6 +15,7 @@ from app.engine.echo_request import (
     DIMENSIONS_DEFAULT,
     ChatRequest,
     CompletionRequest,
+    ConversationsRequest,
     EmbeddingRequest,
     Item,
     Message,
@@ -90,6 +91,27 @@ def chat(request: ChatRequest, *, digest: bytes, repeat: int) -> bytes:
         CREATED,
         choices,
         _usage(prompt, tokens * count),
+    )
+
+
+def conversations(request: ConversationsRequest, *, digest: bytes, repeat: int) -> bytes:
+    """`chat.completion` with one choice a conversation, and the sum of their usage."""
+    choices = []
+    asked_words = answered_words = 0
+    for index, messages in enumerate(request.messages):
+        asked = repeated(last_user_text(messages), repeat)
+        text, tokens, finish = cut(asked, request.max_completion_tokens or request.max_tokens)
+        asked_words += sum(words(text_of(message.content)) for message in messages)
+        answered_words += tokens
+        choices.append(
+            b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":null,"finish_reason":"%b"}'
+            % (index, _encode(text), finish)
+        )
+    return b'{"id":"chatcmpl-%b","object":"chat.completion","created":%b,"model":"echo","choices":[%b],"usage":%b}' % (
+        digest,
+        CREATED,
+        b",".join(choices),
+        _usage(asked_words, answered_words),
     )
 
 

@@ -111,6 +111,15 @@ class ChatRequest(Sampling, kw_only=True):
     response_format: dict[str, Any] | None = None
 
 
+class ConversationsRequest(Sampling, kw_only=True):
+    """`/v1/chat/completions/batch`."""
+
+    messages: Annotated[list[Annotated[list[Message], Meta(min_length=1)]], Meta(min_length=1)]
+    echo: Steering | None = None
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+
+
 class CompletionRequest(Sampling, kw_only=True):
     """`/v1/completions`. Its schema has a boolean `echo` of its own: the prompt stands before the answer."""
 
@@ -150,7 +159,7 @@ class EmbeddingRequest(Request, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
 
 
-AnyRequest = TypeVar("AnyRequest", ChatRequest, CompletionRequest, ResponseRequest, EmbeddingRequest)
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`([^`]+)`$")
@@ -169,7 +178,12 @@ def parse(decoder: msgspec.json.Decoder[AnyRequest], body: bytes) -> AnyRequest:
 
 def check_chat(request: ChatRequest) -> None:
     """What the schema says across fields. Raises InvalidRequest."""
-    for index, message in enumerate(request.messages):
+    check_messages(request.messages)
+
+
+def check_messages(messages: list[Message]) -> None:
+    """As `check_chat`, for one conversation."""
+    for index, message in enumerate(messages):
         role, content = message.role, message.content
         if role == "user" and isinstance(content, str):  # the usual message
             continue

@@ -4,7 +4,8 @@
         └─ engine processes, each with MARK=<token> in its environment
 
 The reaper is a small process in its own session that reads the pipe. End of file means that our process ended (also by
-kill -9) or let go on purpose; then it kills every process that carries the token, removes the folder, and exits.
+kill -9) or let go on purpose; then it kills every process that carries the token, removes the folder and the shared
+memory that they leave behind, and exits.
 Whatever carries the token is found through /proc, so grandchildren count, and so do children that we never heard of.
 A parent-death signal would not do: it follows the thread that forked, and grandchildren do not inherit it.
 
@@ -15,18 +16,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "BATCHYARD_ENGINE"
 # It unlinks the shared memory of those that were killed, and ends by itself when the last of them has.
 _SPARED = b"multiprocessing.resource_tracker"
 _PAUSE_SECONDS = 0.1
+_SHARED_NAME = re.compile(r" /dev/shm/([^/\n]+?)(?: \(deleted\))?$", re.MULTILINE)
+# How often the reaper looks which shared memory is in use: at first often, for most is made while the engine loads.
+_LOOK_FIRST_SECONDS = 0.5
+_LOOK_MAX_SECONDS = 15.0
+_SHARED = Path("/dev/shm")  # noqa: S108 - where Linux keeps it
 _QUIET_ROUNDS = 3  # rounds in a row that found nothing; a process just forked shows its token only after its exec
 
 
@@ -60,6 +69,10 @@ class Reaper:
     def pid(self) -> int:
         """The reaper's own process."""
         return self._process.pid
+
+    def carriers(self, *, named: str) -> list[int]:
+        """Pids of what carries the token now, and whose name begins with `named`."""
+        return [pid for pid in carriers(self._token) if _name(pid).startswith(named)]
 
     def kill(self) -> int:
         """Kill what carries the token now; returns how many."""
@@ -98,6 +111,13 @@ def kill(token: str) -> int:
     return killed
 
 
+def _name(pid: int) -> str:
+    try:
+        return Path("/proc", str(pid), "comm").read_text()
+    except OSError:
+        return ""
+
+
 def _carries(pid: str, mark: bytes) -> bool:
     try:
         # Zombies have an empty environment; other users' processes do not let us read theirs.
@@ -108,19 +128,45 @@ def _carries(pid: str, mark: bytes) -> bool:
         return False
 
 
+def _names() -> set[str]:
+    try:
+        return {entry.name for entry in _SHARED.iterdir()}
+    except OSError:
+        return set()
+
+
+def _mapped(pids: Iterable[int]) -> set[str]:
+    """Names of the shared memory that these processes have mapped, as far as they let us read that."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.update(_SHARED_NAME.findall(Path("/proc", str(pid), "maps").read_text(errors="replace")))
+    return found
+
+
 def main(token: str, folder: str) -> None:
     """The reaper's own process."""
+    others = _names()  # there before the engine was: not for us to remove
+    names: set[str] = set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, b"+")
     os.close(1)
-    while os.read(0, 1):
-        pass
+    look_seconds = _LOOK_FIRST_SECONDS
+    # Readable: the end of the file, for nothing is ever written.
+    while not select.select([0], [], [], look_seconds)[0]:
+        names |= _mapped(carriers(token))
+        look_seconds = min(_LOOK_MAX_SECONDS, look_seconds * 1.2)
     quiet = 0
     while quiet < _QUIET_ROUNDS:
+        names |= _mapped(carriers(token))
         quiet = 0 if kill(token) else quiet + 1
         time.sleep(_PAUSE_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
+    in_use = _mapped(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    for name in names - others - in_use:
+        with contextlib.suppress(OSError):
+            (_SHARED / name).unlink()
 
 
 if __name__ == "__main__":

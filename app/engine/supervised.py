@@ -6,6 +6,10 @@
 
 While it is not READY, `call` raises EngineDead at once; who has work waits with `wait_ready` before dispatching. Each
 engine that became ready has its own `generation`, so that a caller can tell two deaths from two notices of one.
+
+An engine that hangs is killed (app.engine.hang), which is a death like any other. Two ends are for the process, not for
+another rebuild: settings that never worked, and too many rebuilds, each of which leaves memory and descriptors behind.
+Then `task` ends with SettingsInvalid or EngineDead, and whoever owns the process ends it.
 """
 
 from __future__ import annotations
@@ -16,23 +20,28 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from app.engine.base import Capacity, Engine, Health, Reply
-from app.errors import EngineDead, SettingsInvalid
+from app.engine import bridge
+from app.engine.base import Capacity, Engine, Health, Interactive, Killable, Reply
+from app.engine.exchange import Message, Receive, Send
+from app.engine.hang import HangWatch
+from app.errors import BatchyardError, EngineDead, SettingsInvalid
 
 log = structlog.get_logger()
 
 WATCH_SECONDS = 0.2
 # An engine that lived this long was sound: the next death starts from the first backoff again.
 SOUND_SECONDS = 120.0
-_PERMANENT = 64  # doublings after which every first backoff has reached its maximum
+_DOUBLINGS = 64  # doublings after which every first backoff has reached its maximum
 
 
 class SupervisedEngine:
     """Keeps one engine of `build` alive. See the module.
 
     After each death or failed load it waits `first_backoff_seconds`, doubled each time up to `max_backoff_seconds`, and
-    takes up to half off by chance; after SettingsInvalid, which time seldom heals, it waits longest at once. `on_death`
-    is called, on the loop, within WATCH_SECONDS of each death.
+    takes up to half off by chance. SettingsInvalid at the first load ends it; later, when the same settings have worked
+    before, it waits longest at once. It builds again `rebuilds_max` times (None: without end). An engine with requests
+    inside that does nothing for `hang_seconds` is killed (0: never). `on_death` is called, on the loop, within
+    WATCH_SECONDS of each death.
     """
 
     def __init__(
@@ -41,9 +50,13 @@ class SupervisedEngine:
         *,
         first_backoff_seconds: float = 1.0,
         max_backoff_seconds: float = 60.0,
+        rebuilds_max: int | None = None,
+        hang_seconds: float = 0,
         on_death: Callable[[], None] | None = None,
     ) -> None:
         self._build = build
+        self._rebuilds_max = rebuilds_max
+        self._hang_seconds = hang_seconds
         self._first_backoff_seconds = first_backoff_seconds
         self._max_backoff_seconds = max_backoff_seconds
         self._on_death = on_death
@@ -55,6 +68,7 @@ class SupervisedEngine:
         self._models: Sequence[str] | None = None
         self._capacity: Capacity | None = None
         self._supports: dict[str, bool] = {}
+        self._failures = 0  # in a row
         self.generation = 0
         self.failure: str | None = None
 
@@ -111,6 +125,20 @@ class SupervisedEngine:
             self._suspect()
             raise
 
+    async def handle(self, scope: Message, body: bytes, *, receive: Receive, send: Send) -> None:
+        """As Interactive.handle, for every engine. Raises EngineDead at once while none is ready."""
+        engine = self.current
+        if engine is None:
+            raise EngineDead(self._not_ready())
+        try:
+            if isinstance(engine, Interactive):
+                await engine.handle(scope, body, receive=receive, send=send)
+            else:
+                await bridge.handle(engine, scope, body, receive=receive, send=send)
+        except EngineDead:
+            self._suspect()
+            raise
+
     async def models(self) -> Sequence[str]:
         """As Engine.models; the last answer during a rebuild. Raises EngineDead before it was first ready."""
         engine = self.current
@@ -142,33 +170,48 @@ class SupervisedEngine:
         return self._health
 
     async def _supervise(self) -> None:
-        loop = asyncio.get_running_loop()
-        failures = 0
+        rebuilds = 0
         while True:
-            permanent = False
-            self._health = Health.LOADING
-            self._engine = engine = self._build()
-            began = loop.time()
-            try:
-                await engine.start()
-                self._models, self._capacity = await engine.models(), engine.capacity()
-            except (SettingsInvalid, EngineDead) as exc:
-                self.failure = exc.message
-                permanent = isinstance(exc, SettingsInvalid)
-                log.error("engine_load_failed", reason=exc.message, permanent=permanent)  # noqa: TRY400 - told, not traced
-            else:
-                self._announce(loop.time() - began)
-                ready_since = loop.time()
-                await self._watch(engine)
-                if loop.time() - ready_since >= SOUND_SECONDS:
-                    failures = 0
-            self._health = Health.DEAD
-            await engine.stop()
-            self._engine = None
-            backoff_seconds = self._backoff(_PERMANENT if permanent else failures)
-            failures += 1
-            log.info("engine_rebuild_scheduled", failures=failures, backoff_seconds=round(backoff_seconds, 2))
+            backoff_seconds = await self._live()
+            if rebuilds == self._rebuilds_max:
+                reason = f"The engine was built again {rebuilds} times, and is dead: {self.failure}"
+                log.critical("engine_given_up", rebuilds=rebuilds, reason=self.failure)
+                raise EngineDead(reason)
+            rebuilds += 1
+            log.info("engine_rebuild_scheduled", failures=self._failures, backoff_seconds=round(backoff_seconds, 2))
             await asyncio.sleep(backoff_seconds)
+
+    async def _live(self) -> float:
+        """One engine, from its load to its death; how long to wait before the next. Raises SettingsInvalid."""
+        loop = asyncio.get_running_loop()
+        self._health = Health.LOADING
+        self._engine = engine = self._build()
+        began = loop.time()
+        try:
+            await engine.start()
+            self._models, self._capacity = await engine.models(), engine.capacity()
+        except (SettingsInvalid, EngineDead) as exc:
+            permanent = isinstance(exc, SettingsInvalid)
+            log.error("engine_load_failed", reason=exc.message, permanent=permanent)  # noqa: TRY400 - told, not traced
+            if permanent and not self.generation:
+                await self._bury(engine)
+                self.failure = exc.message  # in one step with the end of this task: whoever sees it sees both
+                raise
+            self.failure = exc.message
+            await self._bury(engine)
+            return self._failed(longest=permanent)
+        self._announce(loop.time() - began)
+        ready_since = loop.time()
+        await self._watch(engine)
+        if loop.time() - ready_since >= SOUND_SECONDS:
+            self._failures = 0
+        await self._bury(engine)
+        return self._failed()
+
+    async def _bury(self, engine: Engine) -> None:
+        self._health = Health.DEAD
+        await engine.stop()
+        self._engine = None
 
     def _announce(self, load_seconds: float) -> None:
         self.generation += 1
@@ -180,7 +223,9 @@ class SupervisedEngine:
 
     async def _watch(self, engine: Engine) -> None:
         """Return when `engine` is dead."""
+        hang = HangWatch(self._hang_seconds)
         while engine.health() is Health.READY:
+            await self._end_hung(engine, hang)
             self._suspicion.clear()
             try:
                 async with asyncio.timeout(WATCH_SECONDS):
@@ -197,14 +242,23 @@ class SupervisedEngine:
         if self._on_death is not None:
             self._on_death()
 
+    async def _end_hung(self, engine: Engine, hang: HangWatch) -> None:
+        if isinstance(engine, Killable) and hang.hung(engine.pulse(), now=asyncio.get_running_loop().time()):
+            log.error("engine_hung", generation=self.generation, seconds=round(hang.still_seconds, 1))
+            hang.still_seconds = 0.0
+            await engine.kill()
+
     def _suspect(self) -> None:
         """Wake the watch; an engine that admits its death gets no more calls, and nobody waits on it as ready."""
         self._suspicion.set()
         if self.health() is not Health.READY:
             self._ready.clear()
 
-    def _backoff(self, failures: int) -> float:
-        seconds = min(self._max_backoff_seconds, self._first_backoff_seconds * 2.0 ** min(failures, _PERMANENT))
+    def _failed(self, *, longest: bool = False) -> float:
+        """Count a failure; the pause after it."""
+        doublings = _DOUBLINGS if longest else min(self._failures, _DOUBLINGS)
+        self._failures += 1
+        seconds = min(self._max_backoff_seconds, self._first_backoff_seconds * 2.0**doublings)
         return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
 
     def _not_ready(self) -> str:
@@ -216,5 +270,7 @@ class SupervisedEngine:
             return
         self._ready.clear()
         self._health = Health.DEAD
-        self.failure = "The engine's supervisor failed."
-        log.critical("engine_supervisor_failed", exc_info=task.exception())
+        failure = task.exception()
+        if not isinstance(failure, BatchyardError):
+            self.failure = "The engine's supervisor failed."
+            log.critical("engine_supervisor_failed", exc_info=failure)

@@ -2,7 +2,7 @@
 
 A request therefore runs exactly the code of `vllm serve`, and its bytes are never parsed or written again on our side.
 The engine proper (EngineCore and its workers) are processes of vLLM's; app/engine/reaper.py ends them when ours ends.
-Only this module imports vllm, and only inside functions, after the environment is set.
+What is called of vLLM stands in app/engine/vllm_library.py.
 
 Surprises that shape the code:
 
@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import os
 import signal
 import tempfile
 import time
-import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,10 +32,15 @@ from typing import Any
 import msgspec
 import structlog
 
-from app.engine.base import Capacity, Health, Reply
-from app.engine.exchange import Exchange
+from app.domain.endpoint import SPEECH
+from app.domain.speech import request_of
+from app.engine import vllm_library as library
+from app.engine.base import Capacity, Health, Pulse, Reply
+from app.engine.exchange import Exchange, Message, Receive, Send, Visit
+from app.engine.media import MediaRules, form_of
 from app.engine.reaper import Reaper
-from app.errors import EngineBusy, EngineDead, SettingsInvalid
+from app.engine.vigil import Vigil
+from app.errors import EngineBusy, EngineDead, InvalidRequest, SettingsInvalid
 
 log = structlog.get_logger()
 
@@ -49,6 +51,8 @@ SHUTDOWN_SECONDS = 8.0
 _WATCH_SECONDS = 0.1
 #: After its death vLLM ends the requests in flight by itself, within 0.25 s as measured; past this they are cancelled.
 _GRACE_SECONDS = 0.5
+#: A client's request that ended so shortly before a death may have been its cause.
+_COMPANY_SECONDS = 1.0
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -68,11 +72,18 @@ class _Models(msgspec.Struct):
 
 
 class VllmEngine:
-    """Implements Engine over vLLM. `model` is a folder or a hub name, `arguments` any flags of `vllm serve`."""
+    """Implements Engine over vLLM. `model` is a folder or a hub name, `arguments` any flags of `vllm serve`.
 
-    def __init__(self, *, model: str, arguments: Sequence[str] = ()) -> None:
+    `media` rules what is downloaded for a request. `yielding`: batches stand aside while a client waits.
+    """
+
+    def __init__(
+        self, *, model: str, arguments: Sequence[str] = (), media: MediaRules | None = None, yielding: bool = False
+    ) -> None:
         self._model = model
         self._arguments = tuple(arguments)
+        self._media = media or MediaRules()
+        self._yielding = yielding
         self._health = Health.LOADING
         self._llm: Any = None
         self._app: Any = None
@@ -80,13 +91,14 @@ class VllmEngine:
         self._loading: Future[tuple[Any, Namespace]] | None = None
         self._reaper: Reaper | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._calls: dict[asyncio.Task[None], Exchange] = {}
+        self._calls: dict[asyncio.Task[None], Exchange | Visit] = {}
         self._supports: dict[str, bool] = {}
-
-    @property
-    def app(self) -> Any:
-        """vLLM's ASGI app, for interactive routes; None unless the engine is ready."""
-        return self._app if self.health() is Health.READY else None
+        self._steps = library.Steps()
+        self._stopping: asyncio.Task[None] | None = None
+        self._vigil: Vigil | None = None
+        self._put_down = False
+        self._killed: bool | None = None
+        self._visited_at = float("-inf")
 
     async def start(self) -> None:
         """As Engine.start. SettingsInvalid: flags or a model that vLLM refuses. EngineDead: it could not load."""
@@ -102,10 +114,35 @@ class VllmEngine:
         self._llm = llm
         self._health = Health.READY
         self._watcher = asyncio.create_task(self._watch(llm), name="vllm-death-watch")
+        if self._reaper is not None:
+            pids = await asyncio.to_thread(self._reaper.carriers, named="VLLM::")
+            self._vigil = Vigil(pids, ended=self._lost)
 
     async def stop(self) -> None:
         """As Engine.stop; calls in flight raise EngineDead. An import of vLLM under way (10 s) cannot be cut short."""
+        self._was_killed()
+        if self._vigil is not None:
+            self._vigil.close()
         self._health = Health.STOPPED
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="vllm-stop")
+        # Whoever gives up waiting for it does not end it half way.
+        await asyncio.shield(self._stopping)
+
+    async def kill(self) -> None:
+        """As Killable.kill: vLLM then ends the calls in flight as after any death."""
+        self._put_down = True
+        self._health = Health.DEAD
+        if self._reaper is not None:
+            await asyncio.to_thread(self._reaper.kill)
+
+    def pulse(self) -> Pulse:
+        """As Killable.pulse. Inside: what has been tokenised and has no full answer yet. A beat is a step of vLLM's."""
+        if self._llm is None:
+            return Pulse(0, self._steps.count)
+        return Pulse(self._llm.output_processor.get_num_unfinished_requests(), self._steps.count)
+
+    async def _stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
         for exchange in self._calls.values():
@@ -124,11 +161,38 @@ class VllmEngine:
             context.destroy(linger=0)
 
     async def call(self, path: str, body: bytes) -> Reply:
-        """As Engine.call. Cancelled, it waits until the app has let go of the request."""
-        if self.health() is not Health.READY:
-            raise EngineDead(f"The engine is {self.health()}.")
-        exchange = Exchange(path, body)
-        task = asyncio.create_task(exchange.run(self._app))
+        """As Engine.call. Cancelled, it waits until the app has let go of the request.
+
+        The lines of the audio endpoints become forms; what they name is downloaded first.
+        """
+        self._check_ready()
+        content_type = "application/json"
+        if path in SPEECH:
+            try:
+                body, content_type = await form_of(request_of(body), rules=self._media)
+            except InvalidRequest as exc:
+                return _refusal(exc)
+            self._check_ready()
+        exchange = Exchange(path, body, content_type=content_type)
+        # Behind the clients who wait.
+        task = asyncio.create_task(exchange.run(self._app), context=library.as_batch())
+        await self._run(task, exchange)
+        return self._reply(exchange, task)
+
+    async def handle(self, scope: Message, body: bytes, *, receive: Receive, send: Send) -> None:
+        """As Interactive.handle."""
+        self._check_ready()
+        visit = Visit(scope, body, receive=receive, send=send)
+        task = asyncio.create_task(visit.run(self._app))
+        await self._run(task, visit)
+        failure = None if task.cancelled() else task.exception()
+        if not visit.started and (task.cancelled() or self.health() is not Health.READY):
+            raise EngineDead("The engine ended with the request in flight.") from failure
+        if failure is not None:
+            raise failure
+
+    async def _run(self, task: asyncio.Task[None], exchange: Exchange | Visit) -> None:
+        """Wait for the app's run. Cancelled, tell the app, and wait until it has let go."""
         self._calls[task] = exchange
         task.add_done_callback(self._forget)
         try:
@@ -137,12 +201,14 @@ class VllmEngine:
             exchange.disconnect()
             await self._ended(task)
             raise
-        return self._reply(exchange, task)
+
+    def _check_ready(self) -> None:
+        if self.health() is not Health.READY:
+            raise EngineDead(f"The engine is {self.health()}.")
 
     async def models(self) -> Sequence[str]:
         """As Engine.models: the served names and the LoRA adapters loaded now. Raises EngineDead when not ready."""
-        if self.health() is not Health.READY:
-            raise EngineDead(f"The engine is {self.health()}.")
+        self._check_ready()
         exchange = Exchange("/v1/models", method="GET")
         await exchange.run(self._app)
         return [card.id for card in msgspec.json.decode(exchange.body, type=_Models).data]
@@ -150,8 +216,7 @@ class VllmEngine:
     async def supports(self, path: str) -> bool:
         """As Engine.supports: the app has only the routes that suit the model. Raises EngineDead when not ready."""
         if path not in self._supports:
-            if self.health() is not Health.READY:
-                raise EngineDead(f"The engine is {self.health()}.")
+            self._check_ready()
             self._supports[path] = _routes(self._app, path)
         return self._supports[path]
 
@@ -171,7 +236,7 @@ class VllmEngine:
         return Capacity(concurrent=concurrent, window=max(64, 2 * concurrent))
 
     def health(self) -> Health:
-        """As Engine.health: DEAD as soon as vLLM knows, 0.1 s after EngineCore's end, 0.3 s after a worker's."""
+        """As Engine.health: DEAD as soon as one of its processes has ended, or vLLM says so."""
         if self._health is Health.READY and self._llm.errored:
             return Health.DEAD
         return self._health
@@ -181,7 +246,7 @@ class VllmEngine:
         failure = None if task.cancelled() else task.exception()
         failed = task.cancelled() or failure is not None or exchange.status is None or exchange.status >= 500
         if self._health is Health.STOPPED or task.cancelled() or (failed and self.health() is not Health.READY):
-            raise EngineDead("The engine ended with the request in flight.")
+            raise EngineDead("The engine ended with the request in flight.", killed=self._was_killed())
         if exchange.status == 503:
             retry_after = exchange.headers.get(b"retry-after", b"")
             seconds = int(retry_after) if retry_after.isdigit() else 5
@@ -190,14 +255,30 @@ class VllmEngine:
             # The app answers 500 and raises, so that a server can log what happened.
             log.error("vllm_request_failed", path=exchange.path, exc_info=failure)
         if exchange.status is None or not exchange.body:
-            error = {
-                "message": "The engine gave no answer.",
-                "type": "server_error",
-                "param": None,
-                "code": "engine_error",
-            }
-            return Reply(exchange.status or 500, msgspec.json.encode({"error": error}))
+            refusal = _error("The engine gave no answer.", type_="server_error", code="engine_error")
+            return Reply(exchange.status or 500, refusal)
         return Reply(exchange.status, exchange.body)
+
+    def _lost(self) -> None:
+        """A process of the engine is gone. vLLM finds that out too, but a worker's end only by its EngineCore's."""
+        if self._health is Health.READY:
+            # An EngineCore that fails says so before it ends its workers; this one has lost a worker.
+            lost_worker = not self._llm.errored and None in library.exit_codes(self._llm)
+            self._health = Health.DEAD
+            self._killed = True if lost_worker and not self._put_down else None
+            log.error("vllm_process_lost", in_flight=len(self._calls))
+
+    def _was_killed(self) -> bool:
+        """The engine is dead, and not by its own doing, or perhaps by that of a client's request.
+
+        Somebody sent SIGKILL to EngineCore: not we, and not vLLM, which asks first. Or a worker went before it.
+        """
+        if self._killed is None and self._llm is not None and self.health() is not Health.READY:
+            company = any(isinstance(exchange, Visit) for exchange in self._calls.values())
+            company = company or asyncio.get_running_loop().time() - self._visited_at < _COMPANY_SECONDS
+            killed = not self._put_down and -signal.SIGKILL in library.exit_codes(self._llm)
+            self._killed = killed or company
+        return bool(self._killed)
 
     async def _ended(self, *tasks: asyncio.Task[None]) -> None:
         """Wait until the app's runs have ended; cancel those that do not."""
@@ -208,7 +289,8 @@ class VllmEngine:
                 task.cancel()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._calls.pop(task, None)
+        if isinstance(self._calls.pop(task, None), Visit):
+            self._visited_at = asyncio.get_running_loop().time()
         if not task.cancelled():
             task.exception()  # seen: an aborted request's error is nobody's
 
@@ -234,26 +316,33 @@ class VllmEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         # ZeroMQ leaves its socket files behind; here they go with the folder.
         os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
-        os.environ.update(self._reaper.environment)
+        lasting = os.environ.get("TMPDIR")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+        # Our own is chosen by now; that of the children goes with them, but for what is worth keeping.
+        os.environ.update(self._reaper.environment | {"TMPDIR": str(folder)})
         try:
-            arguments = _parse(self._model, self._arguments)
-            config, llm_class = _configure(arguments)
+            library.guard_media(self._media)
+            arguments = library.parse(self._model, self._arguments)
+            config, llm_class = library.configure(arguments, yielding=self._yielding)
             if self._health is Health.STOPPED:
                 raise EngineDead("The engine was stopped while it loaded.")
             began = time.monotonic()
-            llm = _create(llm_class, config, arguments)
+            llm = library.create(llm_class, config, arguments, steps=self._steps)
             log.info("vllm_loaded", model=self._model, seconds=round(time.monotonic() - began, 1))
             return llm, arguments
         finally:
-            for name in self._reaper.environment:
+            for name in (*self._reaper.environment, "TMPDIR"):
                 os.environ.pop(name, None)
+            if lasting is not None:
+                os.environ["TMPDIR"] = lasting
 
     async def _build_app(self, llm: Any, arguments: Namespace) -> None:
+        library.rank(llm)
         tasks = await llm.get_supported_tasks()
         await llm.reset_mm_cache()  # as vLLM's own server: joins the warm-up and drops its dummy data
         assert self._loader is not None
         loop = asyncio.get_running_loop()
-        app, init_app_state = await loop.run_in_executor(self._loader, _assemble, llm, arguments, tasks)
+        app, init_app_state = await loop.run_in_executor(self._loader, library.assemble, llm, arguments, tasks)
         await init_app_state(llm, app.state, arguments, tasks)
         # Without it, a dead engine shows as an AttributeError instead of a 500.
         app.state.server = SimpleNamespace(should_exit=False)
@@ -270,7 +359,7 @@ class VllmEngine:
                 time.sleep(_WATCH_SECONDS)
             if not self._loading.cancelled() and self._loading.exception() is None:
                 llm, _ = self._loading.result()
-                llm.shutdown(timeout=0 if llm.errored else SHUTDOWN_SECONDS)
+                llm.shutdown(timeout=0 if llm.errored or self._put_down else SHUTDOWN_SECONDS)
                 context = getattr(llm.engine_core.resources, "ctx", None)
                 del llm
             self._loading = None
@@ -292,98 +381,12 @@ def _block_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _parse(model: str, flags: Sequence[str]) -> Namespace:
-    """vLLM's own flags. Raises SettingsInvalid with vLLM's words."""
-    try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-        cli_args = _cli_args()
-    except ImportError as exc:
-        raise SettingsInvalid(f"vLLM cannot be imported ({exc}): install the extra `gpu` or `cpu`") from exc
-
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
-        def error(self, message: str) -> None:
-            raise SettingsInvalid(f"vLLM refuses its flags: {message}")
-
-    try:
-        arguments: Namespace = cli_args.make_arg_parser(Parser()).parse_args(["--model", model, *flags])
-        cli_args.validate_parsed_serve_args(arguments)
-    except SystemExit as exc:
-        raise SettingsInvalid("vLLM's flags asked for help instead of a server") from exc
-    except (TypeError, ValueError) as exc:
-        raise SettingsInvalid(f"vLLM refuses its flags: {exc}") from exc
-    if arguments.headless or arguments.grpc or (arguments.api_server_count or 1) > 1:
-        raise SettingsInvalid("--headless, --grpc and --api-server-count do not fit an engine in this process")
-    if arguments.api_key:
-        log.warning("vllm_api_key_ignored")
-    arguments.api_key = None
-    return arguments
+def _refusal(exc: InvalidRequest) -> Reply:
+    return Reply(exc.status, _error(exc.message, type_=exc.type, code=exc.code, param="file_url"))
 
 
-def _cli_args() -> Any:
-    try:
-        return importlib.import_module("vllm.entrypoints.launchers.cli_args")  # 0.32
-    except ModuleNotFoundError:
-        return importlib.import_module("vllm.entrypoints.common.cli_args")  # 0.33
-
-
-def _configure(arguments: Namespace) -> tuple[Any, Any]:
-    """(engine config, AsyncLLM class). Raises SettingsInvalid when no engine can come of it."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    try:
-        if arguments.tool_parser_plugin and len(arguments.tool_parser_plugin) > 3:
-            ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
-        if arguments.reasoning_parser_plugin and len(arguments.reasoning_parser_plugin) > 3:
-            ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
-        engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
-        _cli_args().propagate_flash_late_interaction(arguments, engine_arguments)
-        return engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER), AsyncLLM
-    except Exception as exc:  # vLLM and transformers raise anything for a model they do not take
-        raise SettingsInvalid(f"vLLM refuses the model {arguments.model}: {exc}") from exc
-
-
-def _create(llm_class: Any, config: Any, arguments: Namespace) -> Any:
-    """A loaded AsyncLLM. Raises EngineDead."""
-    from vllm.usage.usage_lib import UsageContext
-
-    try:
-        return llm_class.from_vllm_config(
-            vllm_config=config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=arguments.enable_log_requests,
-            aggregate_engine_logging=arguments.aggregate_engine_logging,
-            disable_log_stats=arguments.disable_log_stats,
-        )
-    except Exception as exc:  # vLLM raises anything; its own log has the cause
-        traceback.clear_frames(exc.__traceback__)  # they hold the half-made engine, with its threads and sockets
-        raise EngineDead(f"vLLM could not load {arguments.model}: {exc}") from exc
-
-
-def _assemble(llm: Any, arguments: Namespace, tasks: Any) -> tuple[Any, Any]:
-    """(vLLM's app, init_app_state). Keys are checked by this service, so vLLM must not ask for its own."""
-    _warm(llm)
-    from vllm.entrypoints.launchers.api_server.entry import init_app_state
-    from vllm.entrypoints.launchers.app import build_app
-
-    key = os.environ.pop("VLLM_API_KEY", None)
-    try:
-        return build_app(arguments, tasks, llm.model_config), init_app_state
-    finally:
-        if key is not None:
-            os.environ["VLLM_API_KEY"] = key
-
-
-def _warm(llm: Any) -> None:
-    """Look up the chat template: vLLM caches it, and the first look takes a second, otherwise of the event loop."""
-    with suppress(Exception):  # nothing but time depends on it
-        from vllm.renderers.hf import resolve_chat_template
-
-        resolve_chat_template(llm.renderer.tokenizer, None, None, model_config=llm.model_config)
+def _error(message: str, *, type_: str, code: str | None, param: str | None = None) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
 
 
 def _routes(app: Any, path: str) -> bool:

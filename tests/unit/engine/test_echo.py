@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.engine.base import Health, Reply
-from app.engine.echo import EchoEngine
+from app.engine.echo import EchoEngine, journal_digest
 from app.errors import EngineBusy, EngineDead
 
 CHAT = "/v1/chat/completions"
@@ -37,6 +39,27 @@ async def test_call_same_body_gets_same_bytes() -> None:
     first, second = await _started(), await _started()
     assert await first.call(CHAT, _body()) == await second.call(CHAT, _body())
     assert await first.call(CHAT, _body()) != await first.call(CHAT, _body("something else"))
+
+
+async def test_journal_has_a_line_for_every_request_begun(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.write_bytes(b"earlier\n")
+    engine = await _started(journal=journal)
+    hanging = asyncio.create_task(engine.call(CHAT, _body("b", echo={"hang": True})))
+    await asyncio.sleep(0.01)
+    await engine.call(CHAT, _body("a"))
+    assert (await engine.call(CHAT, _body("c", temperature=-5))).status == 400
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await hanging
+    with pytest.raises(EngineDead):
+        await engine.call(CHAT, _body("after"))
+    earlier, *lines = journal.read_bytes().splitlines()
+    assert earlier == b"earlier"
+    begun = [line.split() for line in lines]
+    assert {int(process) for _, process, _ in begun} == {os.getpid()}
+    bodies = (_body("a"), _body("b", echo={"hang": True}), _body("c", temperature=-5))
+    assert sorted(digest for _, _, digest in begun) == sorted(map(journal_digest, bodies))
 
 
 async def test_call_before_start_raises_engine_dead() -> None:

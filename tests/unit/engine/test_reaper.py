@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import psutil
@@ -111,3 +112,50 @@ def test_kill_spares_the_resource_tracker(folder: Path) -> None:
         assert tracker.poll() is None
         os.close(write)
         assert tracker.wait(5) == 0
+
+
+# As killpg does, or a container's end: nobody but the reaper is left to unlink the memory.
+SHARER = """
+import sys, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+memory = shared_memory.SharedMemory(create=True, size=1000)
+print(memory.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_shared_memory_of_killed_processes_is_removed(folder: Path) -> None:
+    kept = shared_memory.SharedMemory(create=True, size=1000)
+    reaper = Reaper(folder=folder)
+    command = [sys.executable, "-c", SHARER]
+    try:
+        with subprocess.Popen(
+            command, env=os.environ | reaper.environment, stdout=subprocess.PIPE, text=True
+        ) as marked:
+            assert marked.stdout is not None
+            name = marked.stdout.readline().strip()
+            assert (Path("/dev/shm") / name).exists()
+            time.sleep(1.5)  # it has been seen
+            marked.kill()
+        reaper.close()
+        assert not (Path("/dev/shm") / name).exists()
+        assert (Path("/dev/shm") / kept.name).exists()
+    finally:
+        kept.close()
+        kept.unlink()
+
+
+def test_shared_memory_that_others_use_too_stays(folder: Path) -> None:
+    reaper = Reaper(folder=folder)
+    with subprocess.Popen(
+        [sys.executable, "-c", SHARER], env=os.environ | reaper.environment, stdout=subprocess.PIPE, text=True
+    ) as marked:
+        assert marked.stdout is not None
+        name = marked.stdout.readline().strip()
+        used = shared_memory.SharedMemory(name=name)
+        reaper.close()
+        marked.wait(5)
+    assert (Path("/dev/shm") / name).exists()
+    used.close()
+    used.unlink()

@@ -145,14 +145,69 @@ async def test_failed_loads_are_told_and_tried_again() -> None:
         assert len(factory.built) == 3
 
 
-async def test_settings_that_cannot_work_wait_longest() -> None:
-    make = lambda _: Unloadable(SettingsInvalid("no such model"))  # noqa: E731
+async def test_settings_that_never_worked_end_it() -> None:
+    engine = SupervisedEngine(lambda: Unloadable(SettingsInvalid("no such model")))
+    await engine.start()
+    assert not await engine.wait_ready()
+    assert engine.task is not None
+    assert isinstance(engine.task.exception(), SettingsInvalid)
+    assert engine.failure == "no such model"
+    assert engine.health() is Health.DEAD
+    await engine.stop()
+
+
+async def test_settings_that_worked_before_wait_longest() -> None:
+    make = lambda n: Unloadable(*[SettingsInvalid("the model is gone")] * bool(n))  # noqa: E731
     async with _supervised(make, first_backoff_seconds=0.001, max_backoff_seconds=60) as (engine, factory):
-        await _until(lambda: engine.failure is not None)
+        assert await engine.wait_ready()
+        await factory.built[0].kill()
+        await _until(lambda: engine.failure == "the model is gone")
         await asyncio.sleep(0.1)
-        assert engine.failure == "no such model"
         assert engine.health() is Health.DEAD
-        assert len(factory.built) == 1
+        assert len(factory.built) == 2
+
+
+async def test_rebuilds_are_bounded() -> None:
+    async with _supervised(rebuilds_max=2) as (engine, factory):
+        for _ in range(3):
+            assert await engine.wait_ready()
+            await factory.built[-1].kill()
+        assert not await engine.wait_ready()
+        assert engine.task is not None
+        assert isinstance(engine.task.exception(), EngineDead)
+        assert engine.health() is Health.DEAD
+        assert engine.generation == len(factory.built) == 3
+
+
+async def test_loads_that_fail_count_as_rebuilds() -> None:
+    async with _supervised(lambda _: Unloadable(EngineDead("no memory")), rebuilds_max=3) as (engine, factory):
+        assert not await engine.wait_ready()
+        assert len(factory.built) == 4
+
+
+async def test_engine_that_hangs_is_killed_and_rebuilt() -> None:
+    loop = asyncio.get_running_loop()
+    async with _supervised(hang_seconds=0.6) as (engine, factory):
+        assert await engine.wait_ready()
+        began = loop.time()
+        with pytest.raises(EngineDead) as caught:
+            await engine.call(CHAT, _body(hang=True))
+        assert not caught.value.killed
+        assert 0.6 <= loop.time() - began < 3
+        assert await engine.wait_ready()
+        assert engine.generation == len(factory.built) == 2
+
+
+async def test_engine_that_answers_others_does_not_hang() -> None:
+    async with _supervised(hang_seconds=0.6) as (engine, _):
+        assert await engine.wait_ready()
+        hung = asyncio.create_task(engine.call(CHAT, _body(hang=True)))
+        for _ in range(15):
+            assert (await engine.call(CHAT, _body(delay_ms=100))).status == 200
+        assert engine.generation == 1
+        hung.cancel()
+        await asyncio.sleep(1)
+        assert engine.generation == 1, "an engine without requests does not hang"
 
 
 async def test_backoff_doubles_up_to_its_maximum() -> None:
