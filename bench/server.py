@@ -70,29 +70,31 @@ class PeakMemory:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, split: bool = False) -> Generator[Server]:
+def serving(
+    *flags: str, split: bool = False, module: str = "app", ready_seconds: float = READY_SECONDS
+) -> Generator[Server]:
     """A server with the default settings but for `flags`, on a free port and with an empty data folder.
 
-    With `split`, the API is a process of its own, and a worker beside it.
+    With `split`, the API is a process of its own, and a worker beside it. `module` is what `python -m` runs.
     """
     with tempfile.TemporaryDirectory(prefix="batchyard-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         data = ("--data-dir", str(folder / "data"), "--log-format", "json", *flags)
         role = ("--role", "api") if split else ("--engine", "echo")
         log = folder / "server.log"
-        server = stack.enter_context(_process(log, "serve", *role, "--port", "0", "--no-hints", *data))
-        url = _wait_ready(server, log)
+        server = stack.enter_context(_process(log, "serve", *role, "--port", "0", "--no-hints", *data, module=module))
+        url = _wait_ready(server, log, ready_seconds)
         if split:
-            stack.enter_context(_process(folder / "worker.log", "worker", "--engine", "echo", *data))
+            stack.enter_context(_process(folder / "worker.log", "worker", "--engine", "echo", *data, module=module))
         yield Server(url, psutil.Process(server.pid))
 
 
 @contextlib.contextmanager
-def _process(log: Path, *command: str) -> Generator[subprocess.Popen[bytes]]:
+def _process(log: Path, *command: str, module: str) -> Generator[subprocess.Popen[bytes]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BATCHYARD_")}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", *command], cwd=ROOT, env=environment, stdout=stream, stderr=stream
+            [sys.executable, "-m", module, *command], cwd=ROOT, env=environment, stdout=stream, stderr=stream
         )
     try:
         yield process
@@ -105,8 +107,8 @@ def _process(log: Path, *command: str) -> Generator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + READY_SECONDS
+def _wait_ready(process: subprocess.Popen[bytes], log: Path, ready_seconds: float) -> str:
+    deadline = time.monotonic() + ready_seconds
     url = None
     while time.monotonic() < deadline and process.poll() is None:
         url = url or _listening(log.read_text().splitlines())
