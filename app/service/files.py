@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from app.blobs.base import Blobs
+from app.blobs.key import upload_key
 from app.domain.file import DOWNLOADABLE_PURPOSES, File, Purpose, Segment, overlapping
 from app.domain.id import is_plausible
 from app.errors import InvalidRequest, NotFound
-from app.service.upload import UploadSink
+from app.service import quotas
+from app.service.blob_sink import receiving
+from app.service.file_sink import FileSink
 from app.settings import LimitSettings, RetentionSettings
 from app.store import files
 from app.store.db import Database
 from app.store.page import Page
-
-
-class _Abandoned(Exception):
-    """An upload was left without `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,9 @@ class Content:
     segments: list[Segment]
     blobs: Blobs
 
-    async def stream(self, *, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
+    def stream(self, *, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
         """Bytes [start, end) in blocks. Raises BlobMissing, Unavailable."""
-        for segment, low, high in overlapping(self.segments, start, self.file.bytes if end is None else end):
-            async with aclosing(self.blobs.read(segment.key, start=low, end=high)) as blocks:
-                async for block in blocks:
-                    yield block
+        return stream(self.blobs, self.segments, start=start, end=self.file.bytes if end is None else end)
 
 
 class FileService:
@@ -54,24 +50,21 @@ class FileService:
         return max(self._limits.batch_file_max_bytes, self._limits.file_max_bytes)
 
     @asynccontextmanager
-    async def upload(self, project_id: str) -> AsyncGenerator[UploadSink]:
-        """A sink for one file. Unless its `finish` returned, leaving the context leaves nothing behind."""
-        with suppress(_Abandoned):
-            async with AsyncExitStack() as stack:
-                sink = UploadSink(
-                    project_id,
-                    database=self._database,
-                    blobs=self._blobs,
-                    limits=self._limits,
-                    retention=self._retention,
-                    stack=stack,
-                )
-                try:
-                    yield sink
-                    if not sink.finished:
-                        raise _Abandoned
-                finally:
-                    await sink.abandon()
+    async def upload(self, project_id: str) -> AsyncGenerator[FileSink]:
+        """A sink for one file. Unless its `finish` returned, leaving the context leaves nothing behind.
+
+        Raises QuotaExceeded.
+        """
+        await quotas.check_bytes(self._database, project_id, 1)  # a full project is told before it sends
+        async with receiving(self._blobs, key=upload_key(), max_bytes=self.file_max_bytes) as blob:
+            yield FileSink(
+                project_id,
+                blob=blob,
+                database=self._database,
+                blobs=self._blobs,
+                limits=self._limits,
+                retention=self._retention,
+            )
 
     async def get(self, project_id: str, file_id: str) -> File:
         """Raises NotFound."""
@@ -120,6 +113,14 @@ class FileService:
             if file.purpose not in DOWNLOADABLE_PURPOSES:
                 raise InvalidRequest(f"Not allowed to download files of purpose: {file.purpose}")
             return Content(file, await files.segments(tx, file_id), self._blobs)
+
+
+async def stream(blobs: Blobs, segments: list[Segment], *, start: int = 0, end: int) -> AsyncGenerator[bytes]:
+    """Bytes [start, end) of `segments` in blocks. Raises BlobMissing, Unavailable."""
+    for segment, low, high in overlapping(segments, start, end):
+        async with aclosing(blobs.read(segment.key, start=low, end=high)) as blocks:
+            async for block in blocks:
+                yield block
 
 
 def unknown_cursor(after: str) -> InvalidRequest:

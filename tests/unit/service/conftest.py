@@ -33,4 +33,4 @@ def files(sqlite_database: Database, blobs: LocalBlobs, limits: LimitSettings) -
 
 @pytest.fixture
 def batches(sqlite_database: Database) -> BatchService:
-    return BatchService(database=sqlite_database)
+    return BatchService(database=sqlite_database, limits=LimitSettings(), retention=RetentionSettings())

@@ -6,8 +6,9 @@ from sqlalchemy import update
 from app.domain.batch import Batch, BatchStatus
 from app.domain.file import Purpose
 from app.errors import InvalidRequest, NotFound, StateConflict
-from app.service.batches import BatchService
+from app.service.batches import BatchService, allowed_window
 from app.service.files import FileService
+from app.settings import LimitSettings
 from app.store.db import Database
 from app.store.tables import batches as batch_rows
 from tests.unit.service.scenes import upload
@@ -104,3 +105,40 @@ async def test_page_newest_first(batches: BatchService) -> None:
     assert ([batch.id for batch in page.items], page.has_more) == ([made[2], made[1]], True)
     page = await batches.page("team", after=made[1], limit=2)
     assert ([batch.id for batch in page.items], page.has_more) == ([made[0]], False)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "window", "seconds"),
+    [
+        (["24h"], "24h", 86_400),
+        (["24h"], "1h", None),
+        (["24h"], "1440m", None),
+        (["1h", "7d"], "7d", 604_800),
+        (["1h", "7d"], "24h", None),
+        (["any"], "90m", 5400),
+        (["any"], "7d", 604_800),
+        (["any"], "169h", None),
+        (["any", "30d"], "30d", 2_592_000),
+        (["any"], "", None),
+        (["any"], "any", None),
+    ],
+)
+def test_completion_window_that_the_settings_allow(allowed: list[str], window: str, seconds: int | None) -> None:
+    limits = LimitSettings(completion_windows=allowed, completion_window_max_seconds=604_800)
+    if seconds is not None:
+        assert allowed_window(window, limits=limits) == seconds
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        allowed_window(window, limits=limits)
+    assert (caught.value.param, caught.value.code) == ("completion_window", "invalid_value")
+
+
+def test_refused_completion_window_in_openai_words() -> None:
+    with pytest.raises(InvalidRequest, match=r"^Invalid completion_window: 1h\. Supported values: '24h'\.$"):
+        allowed_window("1h", limits=LimitSettings())
+
+
+@pytest.mark.parametrize("windows", [[], ["24"], ["any", "0h"], ["1w"], [""]])
+def test_completion_windows_that_cannot_be_read(windows: list[str]) -> None:
+    with pytest.raises(ValueError, match="completion_windows"):
+        LimitSettings(completion_windows=windows)

@@ -14,9 +14,9 @@ import pytest
 from app.blobs.local import LocalBlobs
 from app.domain.file import Purpose
 from app.errors import InvalidRequest, StorageFull, TooLarge, Unavailable
-from app.service import upload as module
+from app.service import purposes as module
 from app.service.files import FileService
-from app.service.upload import check_filename, parse_purpose
+from app.service.purposes import check_filename, parse_purpose
 from app.settings import LimitSettings, RetentionSettings
 from app.store.db import Database, Write
 from tests.unit.service.scenes import LINE, content, stored, upload
