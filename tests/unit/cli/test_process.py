@@ -22,7 +22,7 @@ from tests.databases import Postgres
 
 ROOT = Path(__file__).resolve().parents[3]
 HALF_AN_UPLOAD = (
-    b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+    b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n"
     b"content-type: multipart/form-data; boundary=b\r\n\r\n"
     b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\nhalf'
 )
@@ -228,7 +228,7 @@ def test_api_and_workers_start_at_once_on_an_empty_postgres(
 
 OVERDUE = """
 import asyncio, os, signal, time
-from app.cli.process import _run, _stoppable
+from app.cli.process import _stoppable, in_loop
 from app import telemetry
 from app.settings import LogSettings
 
@@ -241,7 +241,7 @@ async def life():
     return 5
 
 telemetry.configure(LogSettings())
-raise SystemExit(_run(life()))
+raise SystemExit(in_loop(life()))
 """
 
 
