@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve serve-echo test lint types imports check format bench openapi lock clean
+.PHONY: help setup model demo serve serve-echo test lint types imports check format bench parity chaos chaos-engine openapi lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,24 @@ format: setup ## let ruff format and fix what it can
 	$(PYTHON) -m ruff check --fix
 	$(PYTHON) -m ruff format
 
+# N mishaps; SEED and ROUND repeat a failure: make chaos SEED=3f9a01 ROUND=4 DATABASE=postgres
+N ?= 100
+SEED ?=
+ROUND ?=
+DATABASE ?= sqlite
+WORKERS ?= 2
+chaos: setup ## kill, freeze and cut off a service N times (100), then check every line; DATABASE=postgres, SEED=…
+	@$(PYTHON) -m tests.chaos --n $(N) --database $(DATABASE) --workers $(WORKERS) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(ARGS)
+
+chaos-engine: model ## kill the real engine five times inside one batch, then freeze it (about five minutes)
+	@BATCHYARD_CHAOS_KILLS=5 $(PYTHON) -m pytest -m vllm -s tests/vllm/test_deaths.py $(ARGS)
+
 bench: model ## measure and print the table
 	@$(PYTHON) -m bench $(ARGS)
+
+parity: model ## run-batch beside vLLM's own on the same files: the comparison, line by line
+	@$(PYTHON) -m bench.parity $(ARGS)
 
 openapi: setup ## write openapi.yaml from the app
 	@$(PYTHON) -m app.http.openapi

@@ -73,7 +73,7 @@ def _settings(loaded: Loaded) -> Iterator[Finding]:
 def _keys(loaded: Loaded) -> Iterator[Finding]:
     server = loaded.settings.server
     if not server.api_keys:
-        yield Finding("keys", f"none; only this machine can connect, on {server.host}")
+        yield _stored_keys(loaded.settings)
         return
     short = [key for key in server.api_keys if len(key.get_secret_value()) < KEY_MIN_CHARS]
     if short:
@@ -81,6 +81,22 @@ def _keys(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("keys", f"{len(short)} of {len(server.api_keys)} can be guessed: too short", advice)
     else:
         yield Finding("keys", f"{len(server.api_keys)} configured")
+
+
+def _stored_keys(settings: Settings) -> Finding:
+    from app.cli.process import stored_keys_exist
+
+    try:
+        made = asyncio.run(asyncio.wait_for(stored_keys_exist(settings), CONNECT_SECONDS))
+    except (BatchyardError, OSError, TimeoutError):  # which the check of the database tells about
+        return Finding("keys", "none configured; the database cannot say whether one was made")
+    if made:
+        return Finding("keys", "in the database; `batchyard keys list` shows them")
+    if settings.loopback_only:
+        return Finding("keys", f"none; only this machine can connect, on {settings.server.host}")
+    advice = "`batchyard keys create`, or set BATCHYARD_SERVER_API_KEYS, or listen on 127.0.0.1"
+    says = f"server.host is {settings.server.host} but no API key is set: the server does not start so"
+    return Finding("keys", says, advice, wrong=True)
 
 
 def _engine(loaded: Loaded) -> Iterator[Finding]:
@@ -184,7 +200,9 @@ def _port(loaded: Loaded) -> Iterator[Finding]:
 
 def _folders(loaded: Loaded) -> Iterator[Finding]:
     settings = loaded.settings
-    named = {"data folder": settings.data_dir, "blob folder": settings.blob_path}
+    named = {"data folder": settings.data_dir}
+    if settings.blobs.url is None:
+        named["blob folder"] = settings.blob_path
     for subject, folder in named.items():
         existing = _existing(folder)
         if not existing.is_dir():
@@ -212,7 +230,8 @@ def _exists(path: Path) -> bool:
 
 
 def _disk(loaded: Loaded) -> Iterator[Finding]:
-    folder = _existing(loaded.settings.blob_path)
+    in_bucket = loaded.settings.blobs.url is not None
+    folder = _existing(loaded.settings.data_dir if in_bucket else loaded.settings.blob_path)
     usage = shutil.disk_usage(folder)
     wanted = loaded.settings.blobs.min_free_bytes
     says = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB free at {folder}"
@@ -220,6 +239,36 @@ def _disk(loaded: Loaded) -> Iterator[Finding]:
         yield Finding("disk", f"nearly full: {says}", "make room, or delete old files over the API", wrong=True)
     else:
         yield Finding("disk", says)
+
+
+def _bucket(loaded: Loaded) -> Iterator[Finding]:
+    settings = loaded.settings
+    url = settings.blobs.url
+    if url is None:
+        return
+    try:
+        asyncio.run(_try_bucket(settings))
+    except TimeoutError:
+        advice = "check blobs.s3_endpoint and the network"
+        yield Finding("bucket", f"{url} does not answer within {CONNECT_SECONDS:.0f} s", advice, wrong=True)
+    except BatchyardError as exc:
+        advice = "check blobs.url, blobs.s3_… and AWS_…: the keys must allow to put, get, list and delete"
+        yield Finding("bucket", f"{url}: {exc.message}", advice, wrong=True)
+    else:
+        yield Finding("bucket", f"{url} takes and gives bytes")
+        if not (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
+            advice = "give the bucket a lifecycle rule that ends incomplete multipart uploads"
+            yield Finding("bucket", "without static AWS_* keys abandoned uploads are not swept", advice)
+
+
+async def _try_bucket(settings: Settings) -> None:
+    from app.blobs.factory import open_blobs
+
+    async with asyncio.timeout(CONNECT_SECONDS):
+        blobs = open_blobs(settings)
+        await blobs.check()
+        async for _ in blobs.scan("check/"):
+            break
 
 
 def _database(loaded: Loaded) -> Iterator[Finding]:
@@ -261,6 +310,7 @@ CHECKS: tuple[tuple[str, Callable[[Loaded], Iterator[Finding]]], ...] = (
     ("port", _port),
     ("folders", _folders),
     ("disk", _disk),
+    ("bucket", _bucket),
     ("database", _database),
     ("engine", _engine),
 )

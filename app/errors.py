@@ -12,6 +12,7 @@ BatchyardError
 │   └── IllegalTransition     409  no such edge in the state machine
 ├── BodyTooLarge              413  refused before the body is read
 ├── RateLimited               429  retriable after `retry_after_seconds`
+│   └── QuotaExceeded         429  time alone does not heal it
 ├── Internal                  500
 │   ├── LeaseLost             500  worker only: authority over a chunk or batch is gone
 │   ├── BlobMissing           500  bytes that the database knows are not in the blob store
@@ -131,6 +132,16 @@ class RateLimited(BatchyardError):
         return {"retry-after": str(self.retry_after_seconds)}
 
 
+class QuotaExceeded(RateLimited):
+    """A limit that somebody must make room under; the SDK is told not to retry (openai-contract 3.3, 8.3)."""
+
+    type = "insufficient_quota"
+    retriable = False
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"x-should-retry": "false"}
+
+
 class Internal(BatchyardError):
     """Our fault."""
 
@@ -144,9 +155,16 @@ class BlobMissing(Internal):
 
 
 class EngineDead(Internal):
-    """The engine died with this request in flight: there is no answer, and the line may be run again."""
+    """The engine died with this request in flight: there is no answer, and the line may be run again.
+
+    `killed`: it did not die by itself; somebody outside (an operator, the kernel) ended it, as far as can be told.
+    """
 
     retriable = True
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 class SettingsInvalid(Internal):

@@ -14,9 +14,18 @@ import sys
 from collections.abc import Sequence
 
 import structlog
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    REGISTRY,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    start_http_server,
+)
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from app.errors import SettingsInvalid
 from app.settings import LogSettings
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter that nobody reads
@@ -48,7 +57,14 @@ LINES_RERUN = Counter("batch_lines_rerun", "Lines sent to the engine again.")
 LEASES_LOST = Counter("batch_leases_lost", "Chunks dropped because their lease was lost.")
 SWEPT_BLOBS = Counter("batch_swept_blobs", "Blobs removed by the retention sweep.")
 
+# --- webhooks ---
+WEBHOOK_DELIVERIES = Counter(
+    "batch_webhook_deliveries", "Webhook attempts, by outcome `delivered`, `failed` or `given_up`.", ["outcome"]
+)
+WEBHOOKS_PENDING = Gauge("batch_webhooks_pending", "Webhook messages neither delivered nor given up.")
+
 # --- the engine ---
+INTERACTIVE_INFLIGHT = Gauge("batch_interactive_inflight", "Interactive requests inside the engine now.")
 ENGINE_UP = Gauge("batch_engine_up", "1 while the engine answers.")
 ENGINE_DEATHS = Counter("batch_engine_deaths", "Times the engine died.")
 ENGINE_CALL_SECONDS = Histogram(
@@ -61,11 +77,24 @@ def metrics_text() -> bytes:
     return generate_latest(REGISTRY)
 
 
+def serve_metrics(host: str, port: int) -> str:
+    """Serve `metrics_text` from a thread, for a process without an HTTP side of its own, until it ends.
+
+    Returns the URL; port 0 takes a free one. Raises SettingsInvalid when the address cannot be had.
+    """
+    try:
+        server, _ = start_http_server(port, host)
+    except OSError as exc:
+        raise SettingsInvalid(f"metrics cannot be served on {host}:{port}: {exc.strerror}") from exc
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{server.server_address[1]}/metrics"
+
+
 #: Loggers that others equip with handlers of their own.
 _FOREIGN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "vllm", "ray", "alembic")
 
 #: Loggers whose INFO says nothing that our own events do not; aiosqlite would write every statement with its values.
-_WORDY_LOGGERS = ("alembic", "httpx2", "asyncio", "aiosqlite")
+_WORDY_LOGGERS = ("alembic", "httpx2", "httpcore2", "asyncio", "aiosqlite")
 
 
 def configure(log: LogSettings, *, foreign: Sequence[str] = _FOREIGN_LOGGERS) -> None:

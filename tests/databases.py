@@ -21,8 +21,8 @@ import asyncpg
 import pytest
 
 from app.store import schema
+from app.store.contract_tables import metadata  # which brings those of `tables` along
 from app.store.db import Database, parse
-from app.store.tables import metadata
 
 T = TypeVar("T")
 
@@ -73,13 +73,15 @@ def _apart(work: Callable[[], T]) -> T:
         return pool.submit(work).result()
 
 
-def _without(reason: str) -> NoReturn:
+def without(reason: str) -> NoReturn:
+    """Skip the test; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason}; CI runs the store suite on both databases")
     pytest.skip(reason)
 
 
-def _binaries() -> Path | None:
+def binaries() -> Path | None:
+    """The folder of initdb, pg_ctl and postgres; None where they are not installed."""
     on_path = shutil.which("initdb")
     folders = [Path(on_path).resolve().parent] if on_path else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -87,28 +89,28 @@ def _binaries() -> Path | None:
     return next((folder for folder in folders if all((folder / name).exists() for name in wanted)), None)
 
 
-def _server_user() -> dict[str, Any]:
+def server_user() -> dict[str, Any]:
     """How to start the server: it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     try:
         pwd.getpwnam("postgres")
     except KeyError:
-        _without("PostgreSQL does not run as root, and there is no OS user `postgres`")
+        without("PostgreSQL does not run as root, and there is no OS user `postgres`")
     return {"user": "postgres", "group": "postgres", "extra_groups": []}
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[Postgres]:
     """Started on first use, without a network port or fsync; skipped (in CI: failed) where it is not installed."""
-    binaries = _binaries()
-    if binaries is None:
-        _without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
-    user = _server_user()
+    programs = binaries()
+    if programs is None:
+        without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
+    user = server_user()
     folder = Path(tempfile.mkdtemp(prefix="batchyard-pg-"))
     if user:
         shutil.chown(folder, user["user"], user["group"])
-    command = ["sh", "-c", _SERVE, "serve", str(folder), str(binaries)]
+    command = ["sh", "-c", _SERVE, "serve", str(folder), str(programs)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=folder, start_new_session=True, stdin=pipe, stdout=pipe, **user) as keeper:
         assert keeper.stdout is not None

@@ -15,6 +15,8 @@ from rich.console import Console
 
 import app
 from app.cli import options as opt
+from app.cli.keys import keys
+from app.cli.offline import run_batch
 
 if TYPE_CHECKING:
     from app.cli.client import Client
@@ -26,6 +28,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+cli.add_typer(keys, name="keys")
 
 BaseUrl = Annotated[str, typer.Option("--base-url", envvar="OPENAI_BASE_URL", help="The server, ending in /v1.")]
 ApiKey = Annotated[
@@ -112,6 +115,9 @@ def worker(
         )
     )
     raise typer.Exit(process.work(loaded, migrate=not no_migrate))
+
+
+cli.command(name="run-batch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run_batch)
 
 
 @cli.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from app.engine import echo, embedded
+from app.engine import embedded
+from app.engine.echo_answer import MODEL
 from app.settings import Settings
 
 
@@ -41,7 +42,7 @@ class Announcer:
 
     def _model(self) -> str:
         if self._settings.engine.kind == "echo":
-            return f"the echo engine (model name `{echo.MODEL}`)"
+            return f"the echo engine (model name `{MODEL}`)"
         return self._settings.engine.model or embedded.MODEL_NAME
 
     def _say(self, *lines: str) -> None:

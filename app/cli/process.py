@@ -29,6 +29,7 @@ from app import telemetry
 from app.errors import SettingsInvalid
 from app.main import Parts, build, create_app, make_folders
 from app.settings import Loaded, Settings
+from app.store import keys as stored_keys
 from app.store.db import Database
 
 log = structlog.get_logger()
@@ -53,15 +54,16 @@ def serve(loaded: Loaded, *, migrate: bool = True, announcer: Announcer | None =
 
     Raises SettingsInvalid, also for a port that is taken, and Unavailable.
     """
+    check_keys(loaded.settings)
     _begin(loaded, mode="serve")
     with closing(listen(loaded.settings)) as listener:
-        return _run(_serve(loaded.settings, listener, migrate=migrate, announcer=announcer))
+        return in_loop(_serve(loaded.settings, listener, migrate=migrate, announcer=announcer))
 
 
 def work(loaded: Loaded, *, migrate: bool = True) -> int:
     """Run a worker without HTTP until a signal. Exit codes and errors as `serve`."""
     _begin(loaded, mode="worker")
-    return _run(_work(loaded.settings, migrate=migrate))
+    return in_loop(_work(loaded.settings, migrate=migrate))
 
 
 def migrate(settings: Settings) -> tuple[str | None, str]:
@@ -78,6 +80,31 @@ def migrate(settings: Settings) -> tuple[str | None, str]:
 
     make_folders(settings)
     return asyncio.run(upgrade())
+
+
+def check_keys(settings: Settings) -> None:
+    """Raises SettingsInvalid where others could connect and no key is asked for: none configured, none ever made.
+
+    Raises Unavailable when only the database could tell.
+    """
+    if settings.loopback_only or settings.server.api_keys or asyncio.run(stored_keys_exist(settings)):
+        return
+    raise SettingsInvalid(
+        f"server.host is {settings.server.host} but no API key is set: without a key only loopback is served. "
+        "Set BATCHYARD_SERVER_API_KEYS, or make one with `batchyard keys create`, or listen on 127.0.0.1"
+    )
+
+
+async def stored_keys_exist(settings: Settings) -> bool:
+    """Whether the database holds a key; a database that is not there yet holds none. Raises Unavailable."""
+    if settings.store.url is None and not (settings.data_dir / "batchyard.db").exists():
+        return False
+    database = Database(settings.store_url, busy_timeout_seconds=settings.store.busy_timeout_seconds)
+    try:
+        async with database.read() as tx:
+            return await stored_keys.exist(tx)
+    finally:
+        await database.close()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -117,7 +144,8 @@ def _begin(loaded: Loaded, *, mode: str) -> None:
         log.warning("variable_ignored", variable=variable)
 
 
-def _run(life: Coroutine[Any, Any, int]) -> int:
+def in_loop(life: Coroutine[Any, Any, int]) -> int:
+    """What `life` returns, run in an event loop of its own."""
     # uvloop where uvicorn would take it.
     with asyncio.Runner(loop_factory=uvicorn.Config(app="", log_config=None).get_loop_factory()) as runner:
         return runner.run(life)
@@ -191,6 +219,12 @@ async def _work(settings: Settings, *, migrate: bool) -> int:
 
 
 def _ended(parts: Parts) -> int:
+    """The exit code. Raises SettingsInvalid when that is what ended the engine."""
+    task = None if parts.engine is None else parts.engine.task
+    failure = task.exception() if task is not None and task.done() and not task.cancelled() else None
+    if isinstance(failure, SettingsInvalid):
+        log.info("stopped", exit_code=2)
+        raise failure
     code = 1 if parts.failed.is_set() else 0
     log.info("stopped", exit_code=code)
     return code

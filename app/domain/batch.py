@@ -12,6 +12,7 @@ nothing left to cancel or to expire; a cancel that arrives there is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -49,16 +50,14 @@ TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
 
 TERMINAL = frozenset(status for status, exits in TRANSITIONS.items() if not exits)
 
-#: Endpoints that a batch may name (openai-contract 1.3).
-ENDPOINTS = (
-    "/v1/responses",
-    "/v1/chat/completions",
-    "/v1/embeddings",
-    "/v1/completions",
-    "/v1/moderations",
-)
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
-COMPLETION_WINDOWS: Mapping[str, int] = {"24h": 86_400}  # seconds
+
+def window_seconds(text: str) -> int | None:
+    """The length of a completion window such as `24h`: a number, then m, h or d. None for anything else."""
+    match = _WINDOW.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def sources(to: BatchStatus) -> frozenset[BatchStatus]:
@@ -82,6 +81,7 @@ class Batch:
 
     Times are Unix seconds. `total` is the number of accepted lines; `tally` counts the ended ones.
     `input_found` says whether the project could see the input file when the batch was created.
+    `enqueued_tokens` are estimated by the validation; both `…_max` are quotas at creation, None where there was none.
     """
 
     id: str
@@ -108,6 +108,9 @@ class Batch:
     metadata: Mapping[str, str] | None = None
     output_expires_after_seconds: int | None = None
     input_found: bool = True
+    enqueued_tokens: int | None = None
+    enqueued_tokens_max: int | None = None
+    queued_requests_max: int | None = None
 
     @property
     def is_terminal(self) -> bool:

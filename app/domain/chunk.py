@@ -87,7 +87,11 @@ class SealedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claimed chunk: everything the worker needs to run it, and the token that fences its writes."""
+    """A claimed chunk: everything the worker needs to run it, and the token that fences its writes.
+
+    `takeovers` counts the claims, this one included, that took it from a worker that had vanished, since anything of it
+    became durable.
+    """
 
     chunk_id: str
     token: str
@@ -100,3 +104,4 @@ class Claim:
     expired: bool
     spec: ChunkSpec
     parts: tuple[Part, ...]
+    takeovers: int = 0

@@ -32,9 +32,39 @@ def new_batch_id() -> str:
     return f"batch_{_millis():012x}{secrets.token_hex(10)}"
 
 
+def new_upload_id() -> str:
+    """`upload_` + 32 hex digits (openai-contract 1.2)."""
+    return f"upload_{_millis():012x}{secrets.token_hex(10)}"
+
+
+def new_upload_part_id() -> str:
+    """`part_` + 32 hex digits (openai-contract 1.2)."""
+    return f"part_{_millis():012x}{secrets.token_hex(10)}"
+
+
 def new_chunk_id() -> str:
     """`chunk_` + 32 hex digits. Internal: never on the wire."""
     return f"chunk_{_millis():012x}{secrets.token_hex(10)}"
+
+
+def new_webhook_endpoint_id() -> str:
+    """`whe_` + 32 hex digits (openai-contract 1.4)."""
+    return f"whe_{_millis():012x}{secrets.token_hex(10)}"
+
+
+def new_webhook_message_id() -> str:
+    """`wh_` + 32 hex digits (openai-contract 7.2): the header `webhook-id` of every attempt at one message."""
+    return f"wh_{_millis():012x}{secrets.token_hex(10)}"
+
+
+def new_event_id() -> str:
+    """`evt_` + 32 hex digits (openai-contract 7.1)."""
+    return f"evt_{_millis():012x}{secrets.token_hex(10)}"
+
+
+def new_key_id() -> str:
+    """`key_` + 32 hex digits: names an API key, and is no secret."""
+    return f"key_{_millis():012x}{secrets.token_hex(10)}"
 
 
 def new_request_id() -> str:

@@ -10,27 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from app.domain import conversations, fields, speech
 from app.domain.batch import BatchProblem
+from app.domain.endpoint import BATCH_ENDPOINTS, CONVERSATIONS, EMBEDDINGS, SPEECH, Endpoint
 
 _UNSET = msgspec.UNSET
 _Maybe = msgspec.Raw | msgspec.UnsetType
 
-#: Fields of a body that reach beyond their own request: into other requests, other users' caches, the server's files.
-FOREIGN_FIELDS = ("priority", "cache_salt", "request_id", "kv_transfer_params", "chat_template")
-
-_REQUIRED = {
-    "/v1/chat/completions": ("messages",),
-    "/v1/embeddings": ("input",),
-    "/v1/moderations": ("input",),
-    "/v1/completions": ("prompt",),
-}
-_ENDPOINT_NAMES = {
-    "/v1/chat/completions": "Chat Completions",
-    "/v1/completions": "Completions",
-    "/v1/responses": "Responses",
-    "/v1/moderations": "Moderations",
-    "/v1/embeddings": "Embeddings",
-}
+_NAMELESS = Endpoint("This endpoint")
 # One pass whatever the text: possessive, and an unfinished string runs to the end instead of being tried again from
 # each quote inside it. The interpreter's lock is held during a match, so this must stay linear.
 _STRINGS_AND_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -44,7 +31,7 @@ class LineRules:
     line_max_bytes: int = 32 * 1024 * 1024
     json_max_depth: int = 256
     custom_id_max_chars: int = 512
-    trust_chat_template: bool = False
+    allowed_fields: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +55,19 @@ class _Body(msgspec.Struct):
     model: _Maybe = _UNSET
     stream: _Maybe = _UNSET
     messages: _Maybe = _UNSET
+    max_tokens: _Maybe = _UNSET
     input: _Maybe = _UNSET
     prompt: _Maybe = _UNSET
     prompt_embeds: _Maybe = _UNSET
-    priority: _Maybe = _UNSET
-    cache_salt: _Maybe = _UNSET
-    request_id: _Maybe = _UNSET
-    kv_transfer_params: _Maybe = _UNSET
-    chat_template: _Maybe = _UNSET
+    query: _Maybe = _UNSET
+    queries: _Maybe = _UNSET
+    documents: _Maybe = _UNSET
+    items: _Maybe = _UNSET
+    text_1: _Maybe = _UNSET
+    text_2: _Maybe = _UNSET
+    data_1: _Maybe = _UNSET
+    data_2: _Maybe = _UNSET
+    file_url: _Maybe = _UNSET
 
 
 _envelope = msgspec.json.Decoder(_Envelope)
@@ -243,35 +235,44 @@ def _body_problems(body: bytes, *, line: int, rules: LineRules) -> tuple[list[Ba
             model = _text.decode(head.model)
         except msgspec.DecodeError:
             problems.append(_wrong_type("model", "a string", bytes(head.model), line=line, param="body.model"))
-    for key in _REQUIRED.get(rules.endpoint, ()):
-        stated = getattr(head, key) is not _UNSET or (key == "prompt" and head.prompt_embeds is not _UNSET)
-        if not stated:
-            problems.append(_missing(key, param=f"body.{key}", line=line))
-    problems += _stream_problems(head.stream, line=line, rules=rules)
-    problems += _foreign_problems(head, line=line, rules=rules)
-    inputs = _count_inputs(head.input) if rules.endpoint == "/v1/embeddings" else 1
+    endpoint = BATCH_ENDPOINTS.get(rules.endpoint, _NAMELESS)
+    problems += [_missing(key, param=f"body.{key}", line=line) for key in _missing_fields(head, endpoint)]
+    problems += _stream_problems(head.stream, line=line, name=endpoint.name)
+    problems += fields.problems(body, line=line, endpoint=rules.endpoint, allowed=rules.allowed_fields)
+    problems += _endpoint_problems(head, body, line=line, endpoint=rules.endpoint)
+    inputs = _count_inputs(head.input) if rules.endpoint == EMBEDDINGS else 1
     return problems, model, inputs
 
 
-def _stream_problems(stream: _Maybe, *, line: int, rules: LineRules) -> list[BatchProblem]:
+def _missing_fields(head: _Body, endpoint: Endpoint) -> list[str]:
+    """What the body lacks of the form that it fills best; nothing when it fills one."""
+    lacking = [[key for key in form if getattr(head, key) is _UNSET] for form in endpoint.forms]
+    stated = [len(form) - len(lacks) for form, lacks in zip(endpoint.forms, lacking, strict=True)]
+    if not all(lacking):
+        return []
+    return lacking[stated.index(max(stated))]
+
+
+def _endpoint_problems(head: _Body, body: bytes, *, line: int, endpoint: str) -> list[BatchProblem]:
+    """What one endpoint alone asks of its lines."""
+    if endpoint in SPEECH and (wrong := speech.problem_of(body)) is not None:
+        code, message, field = wrong
+        return [BatchProblem(code, message, f"body.{field}", line)]
+    if endpoint == CONVERSATIONS and head.messages is not _UNSET:
+        refusal = conversations.refusal_of(body)
+        if refusal is not None and refusal.param != "stream":  # that one is said for every endpoint
+            return [BatchProblem(refusal.code, refusal.message, f"body.{refusal.param}", line)]
+    return []
+
+
+def _stream_problems(stream: _Maybe, *, line: int, name: str) -> list[BatchProblem]:
     if isinstance(stream, msgspec.UnsetType) or bytes(stream) in (b"false", b"null"):
         return []
     if bytes(stream) == b"true":
-        name = _ENDPOINT_NAMES.get(rules.endpoint, rules.endpoint)
         message = f"{name}: Streaming is not supported in the Batch API."
         return [BatchProblem("streaming_unsupported", message, "body.stream", line)]
     # The engine would coerce "true" or 1 to a stream.
     return [_wrong_type("stream", "a boolean", bytes(stream), line=line, param="body.stream")]
-
-
-def _foreign_problems(head: _Body, *, line: int, rules: LineRules) -> list[BatchProblem]:
-    problems = []
-    for field in FOREIGN_FIELDS:
-        if getattr(head, field) is _UNSET or (field == "chat_template" and rules.trust_chat_template):
-            continue
-        message = f"The parameter '{field}' is not supported in a batch: it reaches beyond the request."
-        problems.append(BatchProblem("unsupported_parameter", message, f"body.{field}", line))
-    return problems
 
 
 def _count_inputs(value: _Maybe) -> int:

@@ -25,7 +25,8 @@ TIMED_OUT = ("request_timeout", "The model did not answer this request in time."
 _random = random.Random(secrets.randbits(256))  # noqa: S311
 
 
-def _hex(digits: int) -> bytes:
+def random_hex(digits: int) -> bytes:
+    """So many hex digits, for a name that nobody has to keep secret."""
     return b"%0*x" % (digits, _random.getrandbits(4 * digits))
 
 
@@ -42,31 +43,43 @@ class Outcome:
     model: str | None = None
 
 
+def settled(status: int, body: bytes) -> tuple[int, bytes, ReplyHead]:
+    """A reply fit for a result row: its status, its body as strict JSON on one line, and what the body says of itself.
+
+    A reply that is no JSON, or a 2xx that is no object, becomes a 500.
+    """
+    strict, head = _strict(body)
+    if strict is not None and (strict.startswith(b"{") or not 200 <= status < 300):
+        return status, strict, head
+    # No endpoint answers with anything but an object; an aborted call, for one, comes back as 200 with `null`.
+    message = "The model's reply was not a JSON object."
+    return 500, error_body(message, type_="server_error", code="invalid_reply"), ReplyHead()
+
+
 def answered(custom_id: str, *, status: int, body: bytes) -> Outcome:
     """The outcome of a reply: 2xx goes to the output file, everything else to the error file with `error: null`."""
-    strict, head = _strict(body)
-    if strict is None or (200 <= status < 300 and not strict.startswith(b"{")):
-        # No endpoint answers with anything but an object; an aborted call, for one, comes back as 200 with `null`.
-        status, head = 500, ReplyHead()
-        strict = error_body("The model's reply was not a JSON object.", type_="server_error", code="invalid_reply")
+    status, strict, head = settled(status, body)
     completed = 200 <= status < 300
     row = (
         b'{"id":"batch_req_%s","custom_id":%s,"response":{"status_code":%d,"request_id":"%s","body":%s},"error":null}\n'
         % (
-            _hex(24),
+            random_hex(24),
             json.dumps(custom_id).encode(),
             status,
-            _hex(32),
+            random_hex(32),
             strict,
         )
     )
     return Outcome(row, completed, usage_of(head) if completed else NO_USAGE, head.model if completed else None)
 
 
-def unanswered(custom_id: str, *, code: str, message: str) -> Outcome:
-    """The outcome of a line without a reply: `response` is null and `error` says why."""
+def unanswered(custom_id: str | None, *, code: str, message: str) -> Outcome:
+    """The outcome of a line without a reply: `response` is null and `error` says why.
+
+    `custom_id` is None for a line that states none, where such a line is not refused with its file.
+    """
     row = b'{"id":"batch_req_%s","custom_id":%s,"response":null,"error":{"code":%s,"message":%s}}\n' % (
-        _hex(24),
+        random_hex(24),
         json.dumps(custom_id).encode(),
         json.dumps(code).encode(),
         json.dumps(message).encode(),

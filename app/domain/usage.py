@@ -36,12 +36,18 @@ class _Details(msgspec.Struct):
 
 
 class _ReplyUsage(msgspec.Struct):
-    """Both dialects: chat and completions count prompt/completion tokens, responses count input/output tokens."""
+    """All dialects.
+
+    Chat, completions, embeddings, score and rerank count prompt and completion tokens, responses and messages input and
+    output tokens. Audio counts seconds, which are no tokens.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -63,13 +69,15 @@ def usage_of(head: ReplyHead) -> Usage:
     stated = head.usage
     if stated is None:
         return NO_USAGE
-    input_tokens = stated.prompt_tokens or stated.input_tokens or 0
+    # Messages count what the cache gave beside `input_tokens`, not in them.
+    read, written = stated.cache_read_input_tokens or 0, stated.cache_creation_input_tokens or 0
+    input_tokens = (stated.prompt_tokens or stated.input_tokens or 0) + read + written
     output_tokens = stated.completion_tokens or stated.output_tokens or 0
     cached = stated.prompt_tokens_details or stated.input_tokens_details
     reasoning = stated.completion_tokens_details or stated.output_tokens_details
     return Usage(
         input_tokens=input_tokens,
-        cached_tokens=(cached.cached_tokens or 0) if cached else 0,
+        cached_tokens=(cached.cached_tokens or 0) if cached else read,
         output_tokens=output_tokens,
         reasoning_tokens=(reasoning.reasoning_tokens or 0) if reasoning else 0,
         total_tokens=input_tokens + output_tokens,

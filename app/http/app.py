@@ -10,19 +10,24 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from app.http import batches, errors, files, health, openapi
-from app.http.middleware import Authenticate, Exchange, LimitBody
+from app.http import batches, errors, extensions, files, health, interactive, openapi, quota, uploads, webhooks
+from app.http.access import Authenticate
+from app.http.middleware import Exchange, LimitBody
+from app.http.throttle import Throttle
 from app.settings import Settings
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 #: Handlers that read their body piece by piece.
-_STREAMED = (("POST", "/v1/files"),)
+_STREAMED = (
+    ("POST", "/v1/files"),
+    ("POST", "/v1/uploads/[^/]+/parts"),
+    *(("POST", path) for path in interactive.PATHS),
+)
 
 
 def build_app(*, settings: Settings, lifespan: Lifespan | None) -> FastAPI:
     """The application. `lifespan` yields `{"services": Services}`; without it the application can only be described."""
-    keys = [key.get_secret_value() for key in settings.server.api_keys]
     limits = settings.limits
     app = FastAPI(
         title="Batchyard",
@@ -36,12 +41,14 @@ def build_app(*, settings: Settings, lifespan: Lifespan | None) -> FastAPI:
         middleware=[
             Middleware(Exchange, drain_max_bytes=max(limits.file_max_bytes, limits.batch_file_max_bytes)),
             Middleware(errors.LastResort),
-            Middleware(Authenticate, keys=keys),
+            Middleware(Authenticate),
+            Middleware(Throttle),
             Middleware(LimitBody, max_bytes=settings.server.json_body_max_bytes, streamed=_STREAMED),
         ],
     )
     errors.register(app)
-    for room in (files, batches, health):
+    for room in (files, uploads, batches, extensions, webhooks, quota, health):
         app.include_router(room.router)
+    app.include_router(interactive.build_router(body_max_bytes=settings.server.interactive_body_max_bytes))
     openapi.install(app)
     return app

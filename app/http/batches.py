@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
 
-from app.http.deps import After, ProjectDep, ServicesDep, StrictInteger, single_valued
+from app.http.conditional import NOT_MODIFIED, unless_known
+from app.http.deps import After, IdempotencyKeyDep, ProjectDep, ServicesDep, StrictInteger, single_valued
 from app.http.responses import errors
 from app.http.schemas import Batch, CreateBatchRequest, ListBatchesResponse
 
@@ -18,9 +20,11 @@ router = APIRouter(prefix="/v1/batches", tags=["Batches"])
     operation_id="createBatch",
     summary="Create a batch",
     response_model=Batch,
-    responses=errors(400, 401, 413, 500, 503),
+    responses=errors(400, 401, 409, 413, 429, 500, 503),
 )
-async def create_batch(body: CreateBatchRequest, services: ServicesDep, project_id: ProjectDep) -> Batch:
+async def create_batch(
+    body: CreateBatchRequest, services: ServicesDep, project_id: ProjectDep, idempotency_key: IdempotencyKeyDep
+) -> Batch:
     """The input file is checked after this answer: a batch with a bad one becomes `failed`."""
     expiry = body.output_expires_after
     batch = await services.batches.create(
@@ -30,6 +34,7 @@ async def create_batch(body: CreateBatchRequest, services: ServicesDep, project_
         completion_window=body.completion_window,
         metadata=body.metadata,
         output_expires_after_seconds=None if expiry is None else expiry.seconds,
+        idempotency_key=idempotency_key,
     )
     return Batch.of(batch)
 
@@ -39,24 +44,26 @@ async def create_batch(body: CreateBatchRequest, services: ServicesDep, project_
     operation_id="listBatches",
     summary="List batches",
     response_model=ListBatchesResponse,
-    responses=errors(400, 401, 500, 503),
+    responses=errors(400, 401, 500, 503) | NOT_MODIFIED,
     dependencies=[Depends(single_valued)],
 )
 async def list_batches(
+    request: Request,
     services: ServicesDep,
     project_id: ProjectDep,
     after: After = None,
     limit: Annotated[int, StrictInteger, Query(ge=1, le=100, description="Size of the page.")] = 20,
-) -> ListBatchesResponse:
+) -> Response:
     """Batches of the project, newest first."""
     page = await services.batches.page(project_id, after=after, limit=limit)
     data = [Batch.of(batch) for batch in page.items]
-    return ListBatchesResponse(
+    body = ListBatchesResponse(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=page.has_more,
     )
+    return unless_known(request, body)
 
 
 @router.head("/{batch_id}", include_in_schema=False)
@@ -65,11 +72,11 @@ async def list_batches(
     operation_id="retrieveBatch",
     summary="Retrieve a batch",
     response_model=Batch,
-    responses=errors(401, 404, 500, 503),
+    responses=errors(401, 404, 500, 503) | NOT_MODIFIED,
 )
-async def retrieve_batch(batch_id: str, services: ServicesDep, project_id: ProjectDep) -> Batch:
+async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep, project_id: ProjectDep) -> Response:
     """How the batch stands."""
-    return Batch.of(await services.batches.get(project_id, batch_id))
+    return unless_known(request, Batch.of(await services.batches.get(project_id, batch_id)))
 
 
 @router.post(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
-from pydantic import BeforeValidator
+from fastapi import Depends, Header, Query, Request
+from pydantic import BeforeValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from app.errors import InvalidRequest
@@ -36,12 +36,32 @@ def _integer(value: Any) -> Any:
 
 async def single_valued(request: Request) -> None:
     """Refuse a repeated query parameter that the route knows; unknown ones are ignored."""
-    for name in ("after", "limit", "order", "purpose"):
+    for name in ("after", "limit", "order", "purpose", "offset", "kind"):
         if len(request.query_params.getlist(name)) > 1:
             raise InvalidRequest(f"Duplicate parameter: '{name}'.", code="invalid_value", param=name)
 
 
+async def idempotency_key(
+    request: Request,
+    key: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[ -~]*$")] | None,
+        Header(
+            alias="Idempotency-Key",
+            description=(
+                "Extension. The same call again with the same key gives the object that the first one made, for a day; "
+                "another call with it is a 409."
+            ),
+        ),
+    ] = None,
+) -> str | None:
+    """The key of a create call, None without one."""
+    if len(request.headers.getlist("idempotency-key")) > 1:
+        raise InvalidRequest("The header 'Idempotency-Key' is repeated.", code="invalid_value", param="Idempotency-Key")
+    return key
+
+
 ServicesDep = Annotated[Services, Depends(services)]
 ProjectDep = Annotated[str, Depends(project_id)]
+IdempotencyKeyDep = Annotated[str | None, Depends(idempotency_key)]
 StrictInteger = BeforeValidator(_integer)
 After = Annotated[str | None, Query(description="The id of the last object already seen; the page begins behind it.")]

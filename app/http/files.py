@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from app.domain.file import Purpose
 from app.errors import BodyTooLarge, InvalidRequest
-from app.http.deps import After, ProjectDep, ServicesDep, StrictInteger, single_valued
+from app.http.body import arriving, declared_bytes
+from app.http.conditional import NOT_MODIFIED, unless_known
+from app.http.deps import After, IdempotencyKeyDep, ProjectDep, ServicesDep, StrictInteger, single_valued
+from app.http.download import Download
 from app.http.multipart import OVERHEAD_MAX_BYTES, Event, Field, FileBegin, FileData, FormReader
-from app.http.ranges import ByteRange, requested_range
+from app.http.ranges import requested_range
 from app.http.responses import CREATE_FILE_BODY, FILE_CONTENT, errors
 from app.http.schemas import (
     EXPIRY_MAX_SECONDS,
@@ -26,13 +25,11 @@ from app.http.schemas import (
     OpenAIFile,
 )
 from app.http.validation import above_maximum, below_minimum, wrong_type, wrong_value
-from app.service.files import Content
-from app.service.upload import UploadSink, check_filename, parse_purpose
+from app.service.file_sink import FileSink
+from app.service.purposes import check_filename, parse_purpose
 
 router = APIRouter(prefix="/v1/files", tags=["Files"])
 
-#: A client that sends nothing for this long is taken for gone.
-_SILENCE_MAX_SECONDS = 120.0
 _ANCHOR = "expires_after[anchor]"
 _SECONDS = "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
@@ -42,7 +39,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,1000}")
 class _UploadForm:
     """The form of POST /v1/files, checked as it arrives: what is wrong is refused before the rest is read."""
 
-    def __init__(self, sink: UploadSink) -> None:
+    def __init__(self, sink: FileSink) -> None:
         self._sink = sink
         self._seen: set[str] = set()
         self._purpose: Purpose | None = None
@@ -92,7 +89,7 @@ class _UploadForm:
         if self._purpose is not None and self._filename is not None:
             check_filename(self._filename, purpose=self._purpose)
 
-    async def finish(self) -> OpenAIFile:
+    async def finish(self, idempotency_key: str | None) -> OpenAIFile:
         """Raises InvalidRequest when a part is missing, and what the sink raises."""
         if self._filename is None:
             raise _missing("file")
@@ -101,7 +98,10 @@ class _UploadForm:
         if (self._anchor is None) != (self._seconds is None):
             raise _missing(_ANCHOR if self._anchor is None else _SECONDS)
         file = await self._sink.finish(
-            purpose=self._purpose, filename=self._filename, expires_after_seconds=self._seconds
+            purpose=self._purpose,
+            filename=self._filename,
+            expires_after_seconds=self._seconds,
+            idempotency_key=idempotency_key,
         )
         return OpenAIFile.of(file)
 
@@ -126,37 +126,26 @@ def _expiry(text: str) -> int:
     operation_id="createFile",
     summary="Upload a file",
     response_model=OpenAIFile,
-    responses=errors(400, 401, 413, 500, 503),
+    responses=errors(400, 401, 409, 413, 429, 500, 503),
     openapi_extra=CREATE_FILE_BODY,
 )
-async def create_file(request: Request, services: ServicesDep, project_id: ProjectDep) -> OpenAIFile:
+async def create_file(
+    request: Request, services: ServicesDep, project_id: ProjectDep, idempotency_key: IdempotencyKeyDep
+) -> OpenAIFile:
     """The body is stored, hashed and checked while it arrives; a refused or broken upload leaves nothing."""
     reader = FormReader(request.headers.get("content-type"))
     file_max_bytes = services.files.file_max_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > file_max_bytes + OVERHEAD_MAX_BYTES:
+    declared = declared_bytes(request)
+    if declared is not None and declared > file_max_bytes + OVERHEAD_MAX_BYTES:
         raise BodyTooLarge(f"Request Entity Too Large: a file has at most {file_max_bytes} bytes.")
     async with services.files.upload(project_id) as sink:
         form = _UploadForm(sink)
-        async for data in _arriving(request):
+        async for data in arriving(request):
             for event in reader.feed(data):
                 await form.take(event)
         reader.finish()
-        return await form.finish()
+        return await form.finish(idempotency_key)
     raise AssertionError("unreachable: the upload's context swallows no exception of ours")
-
-
-async def _arriving(request: Request) -> AsyncIterator[bytes]:
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(_SILENCE_MAX_SECONDS):
-                data = await anext(stream)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as exc:
-            raise InvalidRequest("The request body stopped arriving.") from exc
-        yield data
 
 
 @router.get(
@@ -164,26 +153,28 @@ async def _arriving(request: Request) -> AsyncIterator[bytes]:
     operation_id="listFiles",
     summary="List files",
     response_model=ListFilesResponse,
-    responses=errors(400, 401, 500, 503),
+    responses=errors(400, 401, 500, 503) | NOT_MODIFIED,
     dependencies=[Depends(single_valued)],
 )
 async def list_files(
+    request: Request,
     services: ServicesDep,
     project_id: ProjectDep,
     purpose: Annotated[str | None, Query(description="Only files with this purpose.")] = None,
     limit: Annotated[int, StrictInteger, Query(ge=1, le=10_000, description="Size of the page.")] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query(description="By `created_at`.")] = "desc",
     after: After = None,
-) -> ListFilesResponse:
+) -> Response:
     """Files of the project by creation."""
     page = await services.files.page(project_id, purpose=purpose, after=after, limit=limit, descending=order == "desc")
     data = [OpenAIFile.of(file) for file in page.items]
-    return ListFilesResponse(
+    body = ListFilesResponse(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=page.has_more,
     )
+    return unless_known(request, body)
 
 
 @router.head("/{file_id}", include_in_schema=False)
@@ -192,11 +183,11 @@ async def list_files(
     operation_id="retrieveFile",
     summary="Retrieve a file",
     response_model=OpenAIFile,
-    responses=errors(401, 404, 500, 503),
+    responses=errors(401, 404, 500, 503) | NOT_MODIFIED,
 )
-async def retrieve_file(file_id: str, services: ServicesDep, project_id: ProjectDep) -> OpenAIFile:
+async def retrieve_file(file_id: str, request: Request, services: ServicesDep, project_id: ProjectDep) -> Response:
     """What is known about a file."""
-    return OpenAIFile.of(await services.files.get(project_id, file_id))
+    return unless_known(request, OpenAIFile.of(await services.files.get(project_id, file_id)))
 
 
 @router.delete(
@@ -241,31 +232,5 @@ async def download_file(file_id: str, request: Request, services: ServicesDep, p
     status = 206 if part.partial else 200
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    return await _Download.begin(content, part, status=status, headers=headers)
-
-
-class _Download(StreamingResponse):
-    """Streams blobs, and closes them also when the client leaves half-way."""
-
-    def __init__(self, first: bytes, blocks: AsyncGenerator[bytes], **options: Any) -> None:
-        self._blocks = blocks
-        self._resumed = _resumed(first, blocks)
-        super().__init__(self._resumed, **options)
-
-    @classmethod
-    async def begin(cls, content: Content, part: ByteRange, *, status: int, headers: dict[str, str]) -> _Download:
-        """Reads the first block before the status line is sent: what is wrong with the blob store is a 5xx then."""
-        blocks = content.stream(start=part.start, end=part.end)
-        first = await anext(blocks, b"")
-        return cls(first, blocks, status_code=status, headers=headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Both: a generator that was never started does not close what it was to read from.
-        async with aclosing(self._blocks), aclosing(self._resumed):
-            await super().__call__(scope, receive, send)
-
-
-async def _resumed(first: bytes, blocks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    yield first
-    async for block in blocks:
-        yield block
+    blocks = content.stream(start=part.start, end=part.end)
+    return await Download.begin(blocks, status=status, headers=headers)

@@ -1,14 +1,14 @@
-"""What every request passes, outermost first: Exchange, (errors.LastResort), Authenticate, LimitBody. Pure ASGI:
-nothing here buffers a body, and context variables set here are seen by the handlers and their log lines.
+"""What every request passes, outermost first: Exchange, (errors.LastResort, access.Authenticate, throttle.Throttle),
+LimitBody. Pure ASGI: nothing here buffers a body, and context variables set here are seen by the handlers and their log
+lines.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
+import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,19 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import telemetry
 from app.domain.id import new_request_id
-from app.domain.project import DEFAULT_PROJECT
-from app.errors import BodyTooLarge, Unauthenticated
+from app.errors import BodyTooLarge
 
 log = structlog.get_logger()
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
 _DRAIN_SECONDS = 30.0
-
-_NO_KEY = (
-    "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
-    "(i.e. Authorization: Bearer YOUR_KEY)."
-)
 
 
 class Exchange:
@@ -121,11 +115,14 @@ class _Exchange:
         telemetry.HTTP_SECONDS.labels(route).observe(seconds)
         telemetry.HTTP_BODY_BYTES.labels("in").inc(self._bytes_in)
         telemetry.HTTP_BODY_BYTES.labels("out").inc(self._bytes_out)
+        caller = self._scope.get("state", {}).get("caller")
         write = log.debug if route in _QUIET_ROUTES else log.info
         write(
             "http_request",
             method=method,
             path=self._scope["path"][:200],
+            project_id=None if caller is None else caller.project_id,
+            key_id=None if caller is None else caller.key_id,
             status=self._status,
             whole=self._whole,
             milliseconds=round(seconds * 1000, 1),
@@ -134,54 +131,20 @@ class _Exchange:
         )
 
 
-class Authenticate:
-    """Asks for an API key below `/v1`, before anything of the body is read. Without configured keys, asks for none."""
-
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
-            if self._digests:
-                self._check(Headers(scope=scope).getlist("authorization"))
-            scope.setdefault("state", {})["project_id"] = DEFAULT_PROJECT
-        await self._app(scope, receive, send)
-
-    def _check(self, values: list[str]) -> None:
-        scheme, _, key = (values[0] if len(values) == 1 else "").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthenticated(_NO_KEY)
-        digest = hashlib.sha256(key.encode("latin-1")).digest()
-        known = False
-        for candidate in self._digests:  # all of them: the time must not tell which one came close
-            known |= hmac.compare_digest(digest, candidate)
-        if not known:
-            raise Unauthenticated(
-                f"Incorrect API key provided: {_masked(key)}. Ask whoever runs this server for a key.",
-                code="invalid_api_key",
-            )
-
-
-def _masked(key: str) -> str:
-    key = key.encode("ascii", "replace").decode()
-    return f"{key[:3]}***{key[-4:]}" if len(key) >= 16 else "***"
-
-
 class LimitBody:
     """Refuses a body above `max_bytes`, by its declared length or while it is read.
 
-    `streamed` names (method, path) pairs whose handlers read the body piece by piece and have limits of their own.
+    `streamed` names (method, path) pairs whose handlers read the body piece by piece and have limits of their own; a
+    path is a regular expression for all of it.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]]) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._streamed = frozenset(streamed)
+        self._streamed = [(method, re.compile(path)) for method, path in streamed]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) in self._streamed:
+        if scope["type"] != "http" or self._is_streamed(scope):
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
@@ -198,6 +161,11 @@ class LimitBody:
             return message
 
         await self._app(scope, counted, send)
+
+    def _is_streamed(self, scope: Scope) -> bool:
+        return any(
+            method == scope["method"] and path.fullmatch(scope["path"]) is not None for method, path in self._streamed
+        )
 
     def _refusal(self) -> BodyTooLarge:
         return BodyTooLarge(f"Request Entity Too Large: a JSON body has at most {self._max_bytes} bytes.")

@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.http.responses import CREATE_FILE_REQUEST, FILE_EXPIRATION_AFTER
+from app.http.responses import CREATE_FILE_REQUEST
+from app.http.upload_schemas import ADD_UPLOAD_PART_REQUEST
 
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
 _HEADERS = {
@@ -37,7 +38,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     )
     components = document["components"]
     components["schemas"]["CreateFileRequest"] = CREATE_FILE_REQUEST
-    components["schemas"]["FileExpirationAfter"] = FILE_EXPIRATION_AFTER
+    components["schemas"]["AddUploadPartRequest"] = ADD_UPLOAD_PART_REQUEST
     components["schemas"] = dict(sorted(components["schemas"].items()))
     components["securitySchemes"] = {
         "ApiKeyAuth": {"type": "http", "scheme": "bearer", "description": "Not asked for when the server has no keys."}
@@ -48,7 +49,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if path in _OPEN_PATHS:
                 operation["security"] = []
             for response in operation["responses"].values():
-                response["headers"] = _HEADERS
+                response["headers"] = {**response.get("headers", {}), **_HEADERS}
     return document
 
 

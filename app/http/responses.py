@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from app.domain.file import UPLOAD_PURPOSES
-from app.http.schemas import EXPIRY_MAX_SECONDS, EXPIRY_MIN_SECONDS, ErrorResponse
+from app.http.schemas import ErrorResponse
 
 _MEANINGS = {
     400: "The request is wrong.",
     401: "No API key, or one that is not known.",
+    403: "The caller may not do this.",
     404: "No such object in the caller's project.",
     409: "The object's state forbids it.",
     413: "The body is far too large.",
+    429: "A limit is reached; `Retry-After` says when to try again.",
     500: "The server's fault.",
     503: "Something the request needs does not answer now; `Retry-After` says when to try again.",
 }
@@ -61,21 +63,4 @@ CREATE_FILE_BODY: dict[str, Any] = {
             }
         },
     }
-}
-
-FILE_EXPIRATION_AFTER: dict[str, Any] = {
-    "title": "FileExpirationAfter",
-    "description": "When the file ends. Without it a batch file lives thirty days, any other until it is deleted.",
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["anchor", "seconds"],
-    "properties": {
-        "anchor": {"type": "string", "enum": ["created_at"], "description": "What `seconds` counts from."},
-        "seconds": {
-            "type": "integer",
-            "minimum": EXPIRY_MIN_SECONDS,
-            "maximum": EXPIRY_MAX_SECONDS,
-            "description": "One hour to thirty days.",
-        },
-    },
 }

@@ -28,18 +28,18 @@ EXPIRY_MIN_SECONDS = 3600
 EXPIRY_MAX_SECONDS = 2_592_000
 
 
-class _Input(BaseModel):
+class Input(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Output(BaseModel):
+class Output(BaseModel):
     model_config = ConfigDict(
         # Every key is on the wire always, also those with a default.
         json_schema_serialization_defaults_required=True
     )
 
 
-class BatchFileExpirationAfter(_Input):
+class BatchFileExpirationAfter(Input):
     """When the output and error files of a batch end; counted from the creation of each file."""
 
     anchor: Literal["created_at"] = Field(description="What `seconds` counts from.")
@@ -55,23 +55,41 @@ Metadata = Annotated[
 ]
 
 
-class CreateBatchRequest(_Input):
+class CreateBatchRequest(Input):
     """A new batch."""
 
     input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=512), Storable] = Field(
         description="A file with purpose `batch`: one JSON request a line."
     )
     endpoint: Literal[
-        "/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations"
-    ] = Field(description="The endpoint of every request in the file.")
-    completion_window: Literal["24h"] = Field(description="Requests that did not run by then are written off.")
+        "/v1/responses",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/completions",
+        "/v1/moderations",
+        "/v1/chat/completions/batch",
+        "/v1/messages",
+        "/v1/score",
+        "/score",
+        "/v1/rerank",
+        "/rerank",
+        "/v2/rerank",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    ] = Field(description="The endpoint of every request in the file. Which of them work is up to the model.")
+    # Which windows there are is a setting, so the service looks at the value.
+    completion_window: str = Field(
+        description="Requests that did not run by then are written off. Extension: other windows than `24h` (`90m`, "
+        "`1h`, `7d`), where the setting limits.completion_windows allows them.",
+        json_schema_extra={"pattern": "^[1-9][0-9]{0,5}[mhd]$", "examples": ["24h"]},
+    )
     metadata: Metadata | None = Field(None, description="Up to 16 strings of your own, echoed.")
     output_expires_after: BatchFileExpirationAfter | None = Field(
         None, description="Life of the result files; thirty days unless set."
     )
 
 
-class OpenAIFile(_Output):
+class OpenAIFile(Output):
     """A file."""
 
     id: str
@@ -96,7 +114,7 @@ class OpenAIFile(_Output):
         )
 
 
-class ListFilesResponse(_Output):
+class ListFilesResponse(Output):
     """A page of files."""
 
     object: Literal["list"] = "list"
@@ -106,7 +124,7 @@ class ListFilesResponse(_Output):
     has_more: bool
 
 
-class DeleteFileResponse(_Output):
+class DeleteFileResponse(Output):
     """The file is gone."""
 
     id: str
@@ -114,7 +132,7 @@ class DeleteFileResponse(_Output):
     deleted: bool = True
 
 
-class BatchError(_Output):
+class BatchError(Output):
     """Why the input file was refused."""
 
     code: str
@@ -123,14 +141,14 @@ class BatchError(_Output):
     line: int | None = Field(description="Physical line of the input file, from 1.")
 
 
-class BatchErrors(_Output):
+class BatchErrors(Output):
     """At most a hundred of them."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
-class BatchRequestCounts(_Output):
+class BatchRequestCounts(Output):
     """Lines that never ran, after cancel or expiry, count in `total` only."""
 
     total: int
@@ -138,19 +156,19 @@ class BatchRequestCounts(_Output):
     failed: int
 
 
-class InputTokensDetails(_Output):
+class InputTokensDetails(Output):
     """Of the input tokens."""
 
     cached_tokens: int
 
 
-class OutputTokensDetails(_Output):
+class OutputTokensDetails(Output):
     """Of the output tokens."""
 
     reasoning_tokens: int
 
 
-class BatchUsage(_Output):
+class BatchUsage(Output):
     """Tokens of all finished requests."""
 
     input_tokens: int
@@ -160,7 +178,7 @@ class BatchUsage(_Output):
     total_tokens: int
 
 
-class Batch(_Output):
+class Batch(Output):
     """A batch. Times are Unix seconds."""
 
     id: str
@@ -236,7 +254,7 @@ def _usage(batch: domain_batch.Batch) -> BatchUsage | None:
     )
 
 
-class ListBatchesResponse(_Output):
+class ListBatchesResponse(Output):
     """A page of batches, newest first."""
 
     object: Literal["list"] = "list"
@@ -246,7 +264,7 @@ class ListBatchesResponse(_Output):
     has_more: bool
 
 
-class Error(_Output):
+class Error(Output):
     """What went wrong."""
 
     message: str
@@ -255,19 +273,19 @@ class Error(_Output):
     code: str | None
 
 
-class ErrorResponse(_Output):
+class ErrorResponse(Output):
     """Every error has this shape."""
 
     error: Error
 
 
-class Health(_Output):
+class Health(Output):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
 
 
-class Readiness(_Output):
+class Readiness(Output):
     """Whether the service can do its work, and what each part says."""
 
     ready: bool

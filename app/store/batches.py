@@ -14,6 +14,7 @@ from app.errors import StateConflict
 from app.store import tallies
 from app.store.clock import seconds
 from app.store.db import Read, Write
+from app.store.outbox import announce
 from app.store.page import Page, keyset
 from app.store.tables import batches, files, words
 
@@ -38,6 +39,9 @@ _PLAIN = (
     "total",
     "output_expires_after_seconds",
     "input_found",
+    "enqueued_tokens",
+    "enqueued_tokens_max",
+    "queued_requests_max",
 )
 
 
@@ -69,6 +73,8 @@ async def create(
     metadata: Mapping[str, str] | None,
     output_expires_after_seconds: int | None,
     input_found: bool = True,
+    enqueued_tokens_max: int | None = None,
+    queued_requests_max: int | None = None,
 ) -> Batch:
     """A new batch in `validating`, due `window_seconds` from now.
 
@@ -91,6 +97,8 @@ async def create(
         "expires_at": now + window_seconds,
         "metadata": None if metadata is None else json.dumps(dict(metadata)),
         "output_expires_after_seconds": output_expires_after_seconds,
+        "enqueued_tokens_max": enqueued_tokens_max,
+        "queued_requests_max": queued_requests_max,
     }
     row = await tx.conn.execute(insert(batches).values(values).returning(*batches.c))
     return from_row(row.mappings().one())
@@ -118,12 +126,20 @@ async def advance(
     where: Sequence[ColumnElement[bool]] = (),
     values: Mapping[str, Any] | None = None,
 ) -> Batch | None:
-    """Enter `to` from any status that the state machine allows, if `where` holds too. None when no row matched."""
+    """Enter `to` from any status that the state machine allows, if `where` holds too. None when no row matched.
+
+    An end is announced to the project's webhooks in the same transaction.
+    """
     entered = {"status": to.value, timestamp_field(to): seconds(), **(values or {})}
     edge = (batches.c.id == batch_id, batches.c.status.in_(words(sources(to))), *where)
     moved = await tx.conn.execute(update(batches).where(*edge).values(entered).returning(*batches.c))
     row = moved.mappings().one_or_none()
-    return None if row is None else from_row(row)
+    if row is None:
+        return None
+    batch = from_row(row)
+    if batch.is_terminal:
+        await announce(tx, batch)
+    return batch
 
 
 async def cancel(tx: Write, batch_id: str, *, project_id: str) -> Batch | None:

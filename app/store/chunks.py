@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, case, delete, func, insert, or_, select, update
 
 from app.domain.batch import BatchStatus
 from app.domain.chunk import NO_TALLY, ChunkSpec, ChunkState, Claim, Part, SealedSegment, Tally
@@ -84,6 +84,7 @@ async def claim(
                 expired=bool(batch["expired"]),
                 spec=_spec(row),
                 parts=await _parts(tx, row["id"]),
+                takeovers=row["takeovers"],
             )
         passed.add(batch["id"])  # its free chunks are being claimed by others at this moment
     return None
@@ -119,7 +120,9 @@ async def _next_batch(tx: Write, passed: Collection[str], *, closing_only: bool)
 async def _lease(tx: Write, batch_id: str, *, token: str, lease_seconds: float) -> RowMapping | None:
     first = select(chunks.c.id).where(chunks.c.batch_id == batch_id, _claimable()).order_by(chunks.c.position).limit(1)
     chosen = first.with_for_update(skip_locked=True).scalar_subquery()
+    lapsed = case((chunks.c.state == word(ChunkState.LEASED), 1), else_=0)
     values = {"state": ChunkState.LEASED.value, "lease_token": token, "leased_until": moment() + lease_seconds}
+    values["takeovers"] = chunks.c.takeovers + lapsed
     taken = update(chunks).where(chunks.c.id == chosen, _claimable()).values(values).returning(*chunks.c)
     return (await tx.conn.execute(taken)).mappings().one_or_none()
 
@@ -177,7 +180,7 @@ async def commit_part(tx: Write, chunk_id: str, token: str, *, key: str, bytes: 
 
 async def _grow(tx: Write, chunk_id: str, token: str, tally: Tally) -> str:
     # The token is set to itself so that there is a SET clause, and the row's lock is taken, for an empty tally too.
-    values = {"lease_token": token, **tallies.grown(chunks, tally)}
+    values = {"lease_token": token, "takeovers": 0, **tallies.grown(chunks, tally)}
     grown = update(chunks).where(*_fence(chunk_id, token)).values(values).returning(chunks.c.batch_id)
     batch_id: str | None = (await tx.conn.execute(grown)).scalar_one_or_none()
     if batch_id is None:
@@ -226,11 +229,13 @@ def _segment(name: str, segment: SealedSegment | None) -> dict[str, Any]:
     return {f"{name}_key": segment.key, f"{name}_bytes": segment.bytes, f"{name}_rows": segment.rows}
 
 
-async def release(tx: Write, leases: Sequence[tuple[str, str]]) -> None:
-    """Give chunks back at once; their committed parts stay. No error for leases that are lost already."""
-    if leases:
-        free = {"state": ChunkState.PENDING.value, **_NO_LEASE}
-        await tx.conn.execute(update(chunks).where(*_held(leases)).values(free))
+async def release(tx: Write, leases: Sequence[tuple[str, str]]) -> frozenset[str]:
+    """Give chunks back at once; their committed parts stay. Returns those whose lease still counted."""
+    if not leases:
+        return frozenset()
+    free = {"state": ChunkState.PENDING.value, **_NO_LEASE}
+    freed = update(chunks).where(*_held(leases)).values(free).returning(chunks.c.id)
+    return frozenset((await tx.conn.execute(freed)).scalars())
 
 
 async def set_model(tx: Write, batch_id: str, model: str) -> None:

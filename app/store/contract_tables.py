@@ -17,6 +17,16 @@ from sqlalchemy import (
 from app.domain.upload import UploadStatus
 from app.store.tables import Id, listed, metadata, partial
 
+__all__ = [
+    "api_keys",
+    "idempotency_keys",
+    "metadata",
+    "upload_parts",
+    "uploads",
+    "webhook_endpoints",
+    "webhook_messages",
+]
+
 uploads = Table(
     "uploads",
     metadata,

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from app.errors import BatchyardError, InvalidRequest, SettingsInvalid, StorageFull, Unavailable
 from app.store import schema
 from app.store.clock import moment
+from app.store.session import transaction
 
 _SILENT = "The database does not answer."
 _FULL = "The database has no room left."
@@ -26,8 +27,11 @@ _FULL = "The database has no room left."
 # SQLite's primary result codes: PERM, BUSY, LOCKED, READONLY, IOERR, CORRUPT, CANTOPEN, PROTOCOL, NOTADB; FULL.
 _SQLITE_AWAY = frozenset({3, 5, 6, 8, 10, 11, 14, 15, 26})
 _SQLITE_FULL = 13
-# SQLSTATE classes: connection, login, no such database, rollback (serialization, deadlock), resources, lock, operator.
-_POSTGRES_AWAY = ("08", "28", "3D", "40", "53", "55P03", "57")
+# SQLSTATE classes: connection, idle in a transaction, login, no such database, rollback (serialization, deadlock),
+# resources, lock, operator.
+_POSTGRES_AWAY = ("08", "25P03", "28", "3D", "40", "53", "55P03", "57")
+# No transaction of ours waits this long between two statements, unless its process froze.
+_IDLE_SECONDS = 10.0
 _POSTGRES_FULL = "53100"
 
 
@@ -66,13 +70,16 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[Read]:
-        """A transaction that only looks. Raises Unavailable."""
+        """A transaction that only looks. Raises Unavailable. Safe against cancels, like `write`."""
         async with _session(self._reader) as conn:
             yield Read(conn)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[Write]:
-        """A transaction that commits on a clean exit and rolls back on any other. Raises Unavailable, StorageFull."""
+        """A transaction that commits on a clean exit and rolls back on any other. Raises Unavailable, StorageFull.
+
+        A cancel waits until the call to the database that it met has ended and the connection is given back.
+        """
         async with self._turn or nullcontext(), _session(self._engine) as conn:
             yield Write(conn)
 
@@ -140,7 +147,12 @@ def connector(
         patience = f"{round(busy_timeout_seconds * 1000)}ms"
         options["connect_args"] = {
             "timeout": busy_timeout_seconds,
-            "server_settings": {"application_name": "batchyard", "lock_timeout": patience},
+            "server_settings": {
+                "application_name": "batchyard",
+                "lock_timeout": patience,
+                # A process that froze, or a machine that vanished, must not keep its locks.
+                "idle_in_transaction_session_timeout": f"{round(max(_IDLE_SECONDS, busy_timeout_seconds) * 1000)}ms",
+            },
         }
     if pool_size:
         options["pool_pre_ping"] = True
@@ -193,7 +205,7 @@ async def _session(engine: AsyncEngine) -> AsyncGenerator[AsyncConnection]:
     connected = False
     with _drivers_errors_become_ours():
         try:
-            async with engine.connect() as conn, conn.begin():
+            async with transaction(engine) as conn:
                 connected = True
                 yield conn
         except OSError as exc:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, or_, select, union_all, update
 
 from app.domain.batch import TERMINAL, BatchStatus
 from app.domain.chunk import ChunkState
-from app.store.clock import seconds
+from app.store.clock import moment, seconds
+from app.store.contract_tables import upload_parts
 from app.store.db import Read, Write
 from app.store.tables import batches, chunks, files, parts, segments, word, words
 
-_KEYS_PER_QUERY = 1_000  # each key is a parameter four times over; both databases end near 32,000
+_KEYS_PER_QUERY = 1_000  # each key is a parameter five times over; both databases end near 32,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,33 @@ async def purge_file(tx: Write, file_id: str) -> list[str]:
 
 
 async def owned(tx: Read, keys: Collection[str]) -> set[str]:
-    """Which of these blob keys a manifest, a part or a sealed chunk names."""
+    """Which of these blob keys a manifest, a part, a sealed chunk or an Upload names."""
     found: set[str] = set()
     asked = sorted(keys)
-    columns = (segments.c.key, parts.c.key, chunks.c.output_key, chunks.c.error_key)
+    columns = (segments.c.key, parts.c.key, chunks.c.output_key, chunks.c.error_key, upload_parts.c.key)
     for start in range(0, len(asked), _KEYS_PER_QUERY):
         some = asked[start : start + _KEYS_PER_QUERY]
         named = union_all(*(select(column).where(column.in_(some)) for column in columns))
         found.update((await tx.conn.execute(named)).scalars())
     return found
+
+
+async def unheld(tx: Write, chunk_ids: Collection[str]) -> set[str]:
+    """Those of these chunks for which nobody can name a blob that is not named yet: sealed, free, or gone.
+
+    A lapsed lease among them is ended. Its holder, who may only be slow, would otherwise still be free to name what it
+    wrote. Ask `owned` after this, in the same transaction: what was named before is seen then.
+    """
+    asked = sorted(chunk_ids)
+    held: set[str] = set()
+    for start in range(0, len(asked), _KEYS_PER_QUERY):
+        some = asked[start : start + _KEYS_PER_QUERY]
+        leased = and_(chunks.c.id.in_(some), chunks.c.state == word(ChunkState.LEASED))
+        free: dict[str, Any] = {"state": ChunkState.PENDING.value, "lease_token": None, "leased_until": None}
+        free["takeovers"] = chunks.c.takeovers + 1  # as whoever claims a lapsed lease counts it
+        await tx.conn.execute(update(chunks).where(leased, chunks.c.leased_until <= moment()).values(free))
+        held.update((await tx.conn.execute(select(chunks.c.id).where(leased))).scalars())
+    return set(asked) - held
 
 
 async def batches_in(tx: Read) -> dict[BatchStatus, int]:

@@ -79,6 +79,7 @@ files = Table(
     Column("deleted_at", BigInteger),
     Column("purged_at", BigInteger),
     Index("ix_files_listing", "project_id", "created_at", "id"),
+    Index("ix_files_listing_by_purpose", "project_id", "purpose", "created_at", "id"),
     partial("ix_files_expiring", "expires_at", where="purged_at IS NULL"),
     partial("ix_files_deleted", "deleted_at", where="purged_at IS NULL"),
 )
@@ -121,11 +122,21 @@ batches = Table(
     Column("output_expires_after_seconds", BigInteger),
     Column("total", BigInteger, nullable=False, default=0),
     *_counters("completed", "failed"),
+    # Estimated tokens, once validated; and the limits that were in force when the batch was made (null: none).
+    Column("enqueued_tokens", BigInteger),
+    Column("enqueued_tokens_max", BigInteger),
+    Column("queued_requests_max", BigInteger),
     Column("lease_token", Text),
     Column("leased_until", Double),
     listed("status", BatchStatus),
     Index("ix_batches_listing", "project_id", "created_at", "id"),
     Index("ix_batches_queue", "status", "created_at", "id"),
+    # Of a project's many batches the few that count against its quotas; the words as `words` writes them.
+    partial(
+        "ix_batches_open",
+        "project_id",
+        where="status IN ('cancelling', 'finalizing', 'in_progress', 'validating')",
+    ),
 )
 
 chunks = Table(
@@ -142,6 +153,8 @@ chunks = Table(
     Column("state", Text, nullable=False),
     Column("lease_token", Text),
     Column("leased_until", Double),
+    # Claims from a lapsed lease since the last committed part: so often a process went with this chunk in hand.
+    Column("takeovers", Integer, nullable=False, server_default="0"),
     *_counters("completed", "failed", "unrun"),
     Column("output_key", Id, index=True),
     Column("output_bytes", BigInteger),
@@ -165,4 +178,13 @@ parts = Table(
     Column("key", Id, nullable=False, index=True),
     Column("bytes", BigInteger, nullable=False),
     *_counters("completed", "failed", "unrun"),
+)
+
+suspects = Table(
+    "suspects",
+    metadata,
+    Column("chunk_id", Id, ForeignKey("chunks.id", ondelete="CASCADE"), primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("deaths", Integer, nullable=False),
+    Column("strikes", Integer, nullable=False),
 )

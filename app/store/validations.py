@@ -57,9 +57,12 @@ async def extend(tx: Write, claim: ValidationClaim, *, lease_seconds: float) -> 
         raise _lost(claim)
 
 
-async def accept(tx: Write, claim: ValidationClaim, *, model: str | None, chunks: Sequence[ChunkSpec]) -> Batch:
-    """The file is good: the batch is in progress, cut into `chunks`. Raises LeaseLost."""
-    values = {"model": model, "total": sum(chunk.lines for chunk in chunks), **_NO_LEASE}
+async def accept(
+    tx: Write, claim: ValidationClaim, *, model: str | None, chunks: Sequence[ChunkSpec], tokens: int | None = None
+) -> Batch:
+    """The file is good: the batch is in progress, cut into `chunks`. `tokens` are estimated. Raises LeaseLost."""
+    lines = sum(chunk.lines for chunk in chunks)
+    values = {"model": model, "total": lines, "enqueued_tokens": tokens, **_NO_LEASE}
     batch = await advance(tx, claim.batch.id, to=BatchStatus.IN_PROGRESS, where=_fence(claim), values=values)
     if batch is None:
         raise _lost(claim)

@@ -10,18 +10,23 @@ and released.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
 from app.blobs.base import Blobs
 from app.domain.chunk import Claim
+from app.domain.suspicion import Doubt
 from app.errors import BlobMissing, Internal, LeaseLost, Unavailable
+from app.failpoint import failpoint
 from app.settings import WorkerSettings
 from app.store import chunks
 from app.store.db import Database
-from app.telemetry import CHUNKS_CLAIMED, INFLIGHT, LEASES_LOST, WINDOW
+from app.telemetry import CHUNKS_CLAIMED, LEASES_LOST
+from app.worker import doubts
+from app.worker.dealing import Dealing
 from app.worker.feed import Feed
 from app.worker.intake import Intake
 from app.worker.ledger import Backlog, Ledger
@@ -37,8 +42,6 @@ SET_ASIDE_SECONDS = 30.0
 # Results in memory, in parts of the largest size, above which no line is dealt: storage is away or slow.
 BACKLOG_PARTS = 8
 FLUSH_SECONDS = 5.0
-# An engine that let calls down and still says it is ready gets this long to admit its death.
-UNADMITTED_SECONDS = 0.25
 
 
 class Drain:
@@ -61,7 +64,6 @@ class Drain:
         self._engine = engine
         self._settings = settings
         self._window_size = window
-        self._size = 0  # known once the engine has been ready
         self._timeout_seconds = request_timeout_seconds
         self._stop_seconds = stop_seconds
         self._sealed = sealed
@@ -87,11 +89,19 @@ class Drain:
             window = Window(
                 engine=self._engine, feed=self._feed, request_timeout_seconds=self._timeout_seconds, group=group
             )
-            group.create_task(self._mind_engine(window), name="drain-engine")
-            group.create_task(self._watch(window), name="drain-watch")
+            dealing = Dealing(
+                engine=self._engine,
+                feed=self._feed,
+                window=window,
+                bell=self.bell,
+                size=self._window_size,
+                final=self._final,
+            )
+            group.create_task(dealing.mind_engine(), name="drain-engine")
+            group.create_task(self._watch(dealing, window), name="drain-watch")
             claiming = group.create_task(self._claim_chunks(stop, group, window), name="drain-claims")
             await claiming
-            await self._wind_down(window)
+            await self._wind_down(dealing)
         await self._release()
 
     # --- what the heartbeat needs ---
@@ -108,15 +118,22 @@ class Drain:
         if ledger is not None and ledger.claim.token == token:
             ledger.lose()
 
-    def doubt(self, in_doubt: bool) -> None:
-        """Leases may have lapsed unseen (the database is away): deal nothing until that is known, keep the results."""
-        self._feed.suspend(in_doubt)
+    def hold_until(self, moment: float) -> None:
+        """By the event loop's clock: all leases hold until then. Past it nothing is dealt or claimed, results are kept.
+
+        The heartbeat moves it on. A database that is away stops it, and so does a process that was frozen: when it
+        goes on, its leases may have lapsed, and somebody else may be running the same lines.
+        """
+        self._feed.hold_until(moment)
 
     # --- claims ---
 
     async def _claim_chunks(self, stop: asyncio.Event, group: asyncio.TaskGroup, window: Window) -> None:
         poll_seconds = self._settings.poll_seconds
         while not stop.is_set():
+            if self._feed.in_doubt:  # a lapsed lease of our own would look like anybody's
+                await self.bell.wait(poll_seconds)
+                continue
             hungry = self._feed.engine_up and self._feed.hungry
             try:
                 claim = await self._claim(closing_only=not hungry)
@@ -140,6 +157,7 @@ class Drain:
                 closing_only=closing_only,
             )
         if claim is not None:
+            await failpoint("chunk_claimed")
             self._leases[claim.chunk_id] = claim.token
             CHUNKS_CLAIMED.inc()
         return claim
@@ -154,6 +172,7 @@ class Drain:
             return  # stopping: the lease is released with the others
         if self._leases.get(claim.chunk_id) != claim.token:
             return  # lost while the chunk was read
+        ledger.doubts.record = partial(self._note_doubt, ledger)
         self._ledgers[claim.chunk_id] = ledger
         self._feed.hungry = False
         self._feed.add(ledger)
@@ -166,13 +185,14 @@ class Drain:
         try:
             await self._commit_parts(ledger)
             if ledger.lost:
-                self._drop(ledger)
+                self._drop(ledger.claim)
             elif ledger.done:
+                await self._save_doubts(ledger)
                 await self._sealer.seal(ledger, give_up=self._final)
                 self._forget(ledger.claim)
                 self._sealed()
         except LeaseLost:
-            self._drop(ledger)
+            self._drop(ledger.claim)
         except Unavailable as exc:
             log.warning("results_not_saved", chunk_id=ledger.chunk_id, reason=exc.message)
         except (BlobMissing, Internal) as exc:
@@ -190,13 +210,40 @@ class Drain:
         while ledger.is_running() and not last:
             await rest(ledger.kick, self._settings.part_seconds)
             last = self._final.is_set()
+            await self._save_doubts(ledger)
             if ledger.pending and ledger.is_running():
                 await self._parts.commit(ledger, give_up=self._final)
 
-    def _drop(self, ledger: Ledger) -> None:
+    async def _save_doubts(self, ledger: Ledger) -> None:
+        """Once: what cannot be saved now is saved later. Raises LeaseLost."""
+        unsaved = {} if ledger.lost else ledger.doubts.take_unsaved()
+        if unsaved:
+            try:
+                await doubts.record(self._database, ledger.chunk_id, ledger.claim.token, unsaved)
+                log.info("doubts_recorded", chunk_id=ledger.chunk_id, lines=len(unsaved))
+            except Unavailable as exc:
+                ledger.doubts.give_back(unsaved)
+                log.warning("doubts_not_saved", chunk_id=ledger.chunk_id, reason=exc.message)
+
+    async def _note_doubt(self, ledger: Ledger, lines: Mapping[int, Doubt]) -> bool:
+        """As Doubts.record: before a line runs."""
+        claim = ledger.claim
+        try:
+            await persist(
+                lambda: doubts.record(self._database, claim.chunk_id, claim.token, lines),
+                doing="note_doubt",
+                give_up=self._final,
+            )
+        except LeaseLost:
+            ledger.lose()
+        except Unavailable:
+            return False  # stopping
+        return not ledger.lost
+
+    def _drop(self, claim: Claim) -> None:
         LEASES_LOST.inc()
-        log.warning("lease_lost", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id)
-        self._forget(ledger.claim)
+        log.warning("lease_lost", batch_id=claim.batch_id, chunk_id=claim.chunk_id)
+        self._forget(claim)
 
     def _forget(self, claim: Claim) -> None:
         # By token: this worker may have claimed the chunk anew meanwhile.
@@ -206,47 +253,26 @@ class Drain:
     async def _put_aside(self, claim: Claim, exc: BlobMissing | Internal) -> None:
         """Stored bytes are missing or damaged.
 
-        Loud, and again after a while: they may come back, and are never skipped.
+        Loud, and again after a while: they may come back, and are never skipped. But whoever has lost the lease finds
+        bytes missing because the new owner is done with them.
         """
+        held = frozenset((claim.chunk_id,))
+        with suppress(Unavailable):  # then it lapses
+            async with self._database.write() as tx:
+                held = await chunks.release(tx, [(claim.chunk_id, claim.token)])
+        if not held:
+            self._drop(claim)
+            return
         log.error("chunk_set_aside", batch_id=claim.batch_id, chunk_id=claim.chunk_id, reason=exc.message)
         self._set_aside[claim.batch_id] = asyncio.get_running_loop().time() + SET_ASIDE_SECONDS
         self._forget(claim)
-        with suppress(Unavailable):  # then it lapses
-            async with self._database.write() as tx:
-                await chunks.release(tx, [(claim.chunk_id, claim.token)])
 
     # --- side tasks ---
 
-    async def _mind_engine(self, window: Window) -> None:
-        """Deal only while the engine answers, to as many seats as it asks for."""
-        generation = 0
-        while await self._engine.wait_ready(self._final):
-            if self._engine.generation == generation and await rest(self._final, UNADMITTED_SECONDS):
-                return
-            generation = self._engine.generation
-            self._size = self._window_size or self._engine.capacity().window
-            window.size = self._size
-            WINDOW.set(self._size)
-            self._feed.engine_came()
-            self.bell.ring()
-            waits = [asyncio.create_task(event.wait()) for event in (self._feed.engine_lost, self._final)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-            if self._final.is_set():
-                return
-
-    async def _watch(self, window: Window) -> None:
+    async def _watch(self, dealing: Dealing, window: Window) -> None:
         """Timeouts, cancels and deadlines, a few times a second: so soon a cancel reaches the engine."""
-        dealt = 0
         while not self._final.is_set():
-            window.time_out()
-            INFLIGHT.set(self._feed.running)
-            # As many lines as were dealt since the last look keep the seats busy until the next one.
-            self._feed.low_water = max(8, self._size // 8, self._feed.dealt - dealt)
-            dealt = self._feed.dealt
+            dealing.look()
             await self._close_ended_batches(window)
             await rest(self._final, self._settings.poll_seconds)
 
@@ -269,12 +295,8 @@ class Drain:
 
     # --- the end ---
 
-    async def _wind_down(self, window: Window) -> None:
-        self._feed.stop()
-        if not await rest(self._feed.idle, self._stop_seconds):
-            log.info("stop_aborts_lines", lines=self._feed.running)
-            window.abort_all()
-            await rest(self._feed.idle, 1.0)
+    async def _wind_down(self, dealing: Dealing) -> None:
+        await dealing.wind_down(self._stop_seconds)
         self._final.set()
         for ledger in self._ledgers.values():
             ledger.kick.set()

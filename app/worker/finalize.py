@@ -8,6 +8,7 @@ import structlog
 
 from app.domain.id import new_file_id
 from app.errors import Internal, Unavailable
+from app.failpoint import failpoint
 from app.settings import RetentionSettings, WorkerSettings
 from app.store import finals
 from app.store.db import Database
@@ -56,6 +57,7 @@ class Finalizer:
     async def _finish(self, batch_id: str) -> None:
         async with self._database.write() as tx:
             await finals.begin(tx, batch_id)
+        await failpoint("finalizing_begun")
         # A transaction of its own: `finalizing` is seen by clients, and from there a cancel is refused.
         async with self._database.write() as tx:
             batch = await finals.finish(
@@ -65,6 +67,8 @@ class Finalizer:
                 error_file_id=new_file_id(),
                 expires_after_seconds=self._retention.output_file_seconds,
             )
+            await failpoint("finish_recorded")
+        await failpoint("finished")
         if batch is not None:
             tally = batch.tally
             log.info(

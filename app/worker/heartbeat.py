@@ -21,9 +21,10 @@ RETRY_SECONDS = 1.0
 class Heartbeat:
     """Extends the leases of `drain` and `validator` by the database's time.
 
-    A lease that the database has given away is dropped. When the database was away for longer than a lease, no line
-    is dealt until it answers: somebody else may have the chunks. Results are kept, for the token decides, not the
-    time: a lease that lapsed and that nobody took is extended like any other.
+    A lease that the database has given away is dropped. When none was extended for longer than a lease, because the
+    database was away or this process was frozen, no line is dealt until it answers: somebody else may have the
+    chunks. Results are kept, for the token decides, not the time: a lease that lapsed and that nobody took is
+    extended like any other.
     """
 
     def __init__(self, *, database: Database, settings: WorkerSettings, drain: Drain, validator: Validator) -> None:
@@ -43,12 +44,10 @@ class Heartbeat:
             except Unavailable as exc:
                 in_doubt = loop.time() - held_at > self._settings.lease_seconds
                 log.warning("heartbeat_failed", reason=exc.message, in_doubt=in_doubt)
-                if in_doubt:
-                    self._drain.doubt(True)
                 await asyncio.sleep(min(RETRY_SECONDS, self._settings.heartbeat_seconds))
                 continue
             held_at = asked_at
-            self._drain.doubt(False)
+            self._drain.hold_until(held_at + self._settings.lease_seconds)
             await asyncio.sleep(self._settings.heartbeat_seconds)
 
     async def _beat(self) -> None:

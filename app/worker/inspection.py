@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
+from app.domain import tokens
 from app.domain.batch import BatchProblem
 from app.domain.chunk import ChunkSpec
+from app.domain.lines import Line, LineCutter
 from app.domain.request import LineRules, RequestLine, line_too_long, parse_line, stated_custom_id
 from app.settings import LimitSettings, WorkerSettings
-from app.worker.lines import Line, LineCutter
 
 _MODEL_SHOWN_CHARS = 256  # a longer name is no model of ours, and not worth keeping
 
@@ -28,7 +29,7 @@ class Inspection:
             line_max_bytes=limits.line_max_bytes,
             json_max_depth=limits.json_max_depth,
             custom_id_max_chars=limits.custom_id_max_chars,
-            trust_chat_template=limits.trust_chat_template,
+            allowed_fields=limits.fields_let_through,
         )
         self._cutter = LineCutter(line_max_bytes=limits.line_max_bytes)
         self._problems: list[BatchProblem] = []
@@ -37,6 +38,12 @@ class Inspection:
         self._inputs = 0
         self._chunks = _ChunkCutter(max_lines=worker.chunk_max_lines, max_bytes=worker.chunk_max_bytes)
         self.lines = 0
+        self.tokens = 0  # estimated, prompts and answers
+
+    @property
+    def model(self) -> str:
+        """The first model that a line names; empty when none does."""
+        return next(iter(self._models), "")
 
     @property
     def chunks(self) -> list[ChunkSpec]:
@@ -81,6 +88,7 @@ class Inspection:
             self._note_id(found.custom_id, line.number)
             self._note_model(found.model, line.number)
             self._inputs += found.inputs
+            self.tokens += tokens.estimate(found.body)
             self._chunks.add(line)
             return
         self._problems.extend(found)

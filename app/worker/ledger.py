@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from app.domain.chunk import Claim, Part, Tally
-from app.domain.request import custom_id_of
-from app.domain.result import CANCELLED, EXPIRED, Outcome, unanswered
+from app.domain.part import COMPLETED, FAILED, UNRUN, Row
+from app.domain.request import custom_id_of, envelope_of
+from app.domain.result import CANCELLED, EXPIRED, Outcome, answered, unanswered
 from app.domain.usage import Usage
-from app.worker.results import COMPLETED, FAILED, UNRUN, Row
+from app.worker.doubts import GUILTY, Doubts
+from app.worker.job import Request
 
 
 class Backlog:
@@ -57,6 +59,7 @@ class Ledger:
         ended: Collection[int] = (),
         part_max_bytes: int,
         backlog: Backlog,
+        doubts: Doubts | None = None,
     ) -> None:
         self.claim = claim
         self.texts: list[bytes | None] = list(texts)
@@ -64,7 +67,7 @@ class Ledger:
             self.texts[index] = None
         self.todo: deque[int] = deque(index for index in order if self.texts[index] is not None)
         self.left = len(self.todo)
-        self.deaths: dict[int, set[int]] = {}  # line → generations of the engine that died under it
+        self.doubts = doubts or Doubts()
         self.parts: list[Part] = list(claim.parts)
         self.pending: list[Row] = []
         self.pending_bytes = 0
@@ -92,6 +95,37 @@ class Ledger:
     def is_running(self) -> bool:
         """Lines are left, and the right to run them."""
         return self.left > 0 and not self.lost
+
+    def request(self, index: int) -> Request:
+        """As Job.request: every line of a chunk goes to its batch's endpoint."""
+        text = self.texts[index]
+        assert text is not None, "only lines that have not ended are dealt"
+        custom_id, body = envelope_of(text)
+        return Request(custom_id, self.claim.endpoint, body)
+
+    def answer(self, index: int, custom_id: str, *, status: int, body: bytes) -> None:
+        """As Job.answer."""
+        self.end(index, answered(custom_id, status=status, body=body))
+
+    def fail(self, index: int, *, code: str, message: str) -> None:
+        """As Job.fail."""
+        text = self.texts[index]
+        if text is not None:
+            self.end(index, unanswered(custom_id_of(text), code=code, message=message))
+
+    def end_guilty(self) -> list[int]:
+        """Give every line that is not run again its error row; which those are."""
+        guilty = [index for index in self.todo if self.doubts.of(index).guilty]
+        for index in guilty:
+            self.todo.remove(index)
+            text = self.texts[index]
+            if text is not None:
+                self.answer(index, custom_id_of(text), status=GUILTY.status, body=GUILTY.body)
+        return guilty
+
+    def names(self) -> Mapping[str, str]:
+        """As Job.names."""
+        return {"batch_id": self.claim.batch_id, "chunk_id": self.chunk_id}
 
     def end(self, index: int, outcome: Outcome) -> None:
         """Line `index` ran and ended so. Ignored when it has ended before, or when the lease is lost."""

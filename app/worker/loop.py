@@ -4,6 +4,7 @@ validate    claims batches that wait for validation
 drain       claims chunks, runs their lines, makes the results durable
 finalize    ends batches whose every line has ended
 sweep       retention
+webhooks    delivers what waits in the outbox
 heartbeat   holds all leases, until the last of the others has returned
 """
 
@@ -23,6 +24,7 @@ from app.worker.finalize import Finalizer
 from app.worker.heartbeat import Heartbeat
 from app.worker.retention import Sweep
 from app.worker.validate import Validator
+from app.worker.webhooks import WebhookDelivery
 from app.worker.window import RebuiltEngine
 
 log = structlog.get_logger()
@@ -32,7 +34,8 @@ class Worker:
     """Everything that turns created batches into finished ones. `run` once.
 
     `window` is the number of requests in flight, 0 for what the engine asks for; `stop_seconds` is how long lines in
-    flight may go on after a stop. The engine need not be ready: what can be done without it is done.
+    flight may go on after a stop. The engine need not be ready: what can be done without it is done. Without `webhooks`
+    messages wait in the outbox for another worker.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Worker:
         window: int,
         request_timeout_seconds: float,
         stop_seconds: float = 20.0,
+        webhooks: WebhookDelivery | None = None,
     ) -> None:
         self._finalizer = Finalizer(database=database, settings=settings, retention=retention)
         self._drain = Drain(
@@ -68,6 +72,7 @@ class Worker:
             accepted=self._drain.bell.ring,
         )
         self._heartbeat = Heartbeat(database=database, settings=settings, drain=self._drain, validator=self._validator)
+        self._webhooks = webhooks
         self._sweep = Sweep(database=database, blobs=blobs, settings=retention)
 
     def wake(self) -> None:
@@ -86,6 +91,8 @@ class Worker:
             _task(self._finalizer.run(stop), "finalize"),
             _task(self._sweep.run(stop), "sweep"),
         }
+        if self._webhooks is not None:
+            work.add(_task(self._webhooks.run(stop), "webhooks"))
         # These two go on until all work has ended.
         tasks = {*work, _task(self._heartbeat.run(), "heartbeat"), _task(self._wake_on(stop), "wake-on-stop")}
         log.info("worker_started")
@@ -105,6 +112,8 @@ class Worker:
     async def _wake_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.wake()
+        if self._webhooks is not None:
+            self._webhooks.bell.ring()
 
 
 def _task(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

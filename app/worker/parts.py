@@ -14,13 +14,14 @@ import structlog
 from app.blobs.base import Blobs
 from app.blobs.key import part_key
 from app.domain.chunk import Part, Tally
+from app.domain.part import PartDamaged, PartReader, encode
 from app.errors import LeaseLost, Unavailable
+from app.failpoint import failpoint
 from app.store import chunks, retention
 from app.store.db import Database, Write
 from app.telemetry import LINES, PART_BYTES, PART_COMMIT_SECONDS, PARTS, TOKENS
 from app.worker.ledger import Backlog, Ledger
 from app.worker.patience import persist
-from app.worker.results import PartDamaged, PartReader, encode
 
 log = structlog.get_logger()
 
@@ -100,6 +101,7 @@ class Parts:
     async def _write(self, ledger: Ledger, data: bytes) -> str:
         key = part_key(ledger.claim.batch_id, ledger.chunk_id, ledger.claim.token)
         await self._blobs.put(key, data)
+        await failpoint("part_written")
         return key
 
     async def _record(self, ledger: Ledger, part: Part) -> None:
@@ -112,6 +114,8 @@ class Parts:
                     tx, claim.chunk_id, claim.token, key=part.key, bytes=part.bytes, tally=part.tally
                 )
                 await tell_model(tx, ledger)
+                await failpoint("part_recorded")
+            await failpoint("part_committed")
         except LeaseLost:
             await self.discard([part.key])
             raise

@@ -8,9 +8,11 @@ from contextlib import aclosing
 import structlog
 
 from app.blobs.base import Blobs
+from app.blobs.key import chunk_of
 from app.errors import Unavailable
+from app.failpoint import failpoint
 from app.settings import RetentionSettings
-from app.store import retention
+from app.store import idempotency, retention, uploads
 from app.store.db import Database
 from app.telemetry import BATCHES, SWEPT_BLOBS
 from app.worker.patience import rest
@@ -19,6 +21,8 @@ log = structlog.get_logger()
 
 _FILES_AT_ONCE = 100
 _KEYS_AT_ONCE = 500
+# A client may still complete an Upload whose hour passed while its bytes were checked.
+_LAPSE_GRACE_SECONDS = 600
 
 
 class Sweep:
@@ -36,7 +40,9 @@ class Sweep:
         orphans_due = loop.time()
         while not await rest(stop, self._settings.sweep_seconds):
             try:
+                await self._expire_uploads()
                 await self._purge_files()
+                await self._forget_keys()
                 if loop.time() >= orphans_due:
                     await self._remove_orphans()
                     orphans_due = loop.time() + self._settings.orphan_grace_seconds / 4
@@ -54,12 +60,28 @@ class Sweep:
                 async with self._database.write() as tx:
                     keys = await retention.purge_file(tx, file_id)
                 # A crash here leaves blobs that nothing names, which go as orphans.
+                await failpoint("purge_committed")
                 for key in keys:
                     await self._blobs.delete(key)
                 SWEPT_BLOBS.inc(len(keys))
                 log.info("file_purged", file_id=file_id, blobs=len(keys))
             if len(expired) < _FILES_AT_ONCE:
                 return
+
+    async def _expire_uploads(self) -> None:
+        async with self._database.read() as tx:
+            over = await uploads.lapsed(tx, grace_seconds=_LAPSE_GRACE_SECONDS, limit=_FILES_AT_ONCE)
+        for upload_id in over:
+            async with self._database.write() as tx:
+                keys = await uploads.expire(tx, upload_id)
+            for key in keys:
+                await self._blobs.delete(key)
+            SWEPT_BLOBS.inc(len(keys))
+            log.info("upload_expired", upload_id=upload_id, blobs=len(keys))
+
+    async def _forget_keys(self) -> None:
+        async with self._database.write() as tx:
+            await idempotency.forget(tx, limit=_KEYS_AT_ONCE)
 
     async def _remove_orphans(self) -> None:
         """Remove blobs that had no owner in any pass for the grace time, by this process's own steady clock.
@@ -87,17 +109,32 @@ class Sweep:
         async with self._database.read() as tx:
             owned = await retention.owned(tx, keys)
         now = asyncio.get_running_loop().time()
-        removed = 0
+        ripe: list[str] = []
         for key in keys:
             if key in owned:
                 continue
-            since = before.get(key, now)
+            since = self._unowned[key] = before.get(key, now)
             if now - since >= self._settings.orphan_grace_seconds:
-                await self._blobs.delete(key)
-                removed += 1
-            else:
-                self._unowned[key] = since
-        return removed
+                ripe.append(key)
+        if not ripe:
+            return 0
+        litter = await self._given_up(ripe)
+        for key in litter:
+            await self._blobs.delete(key)
+            del self._unowned[key]
+        return len(litter)
+
+    async def _given_up(self, keys: list[str]) -> list[str]:
+        """Those of these blobs that nobody can name any more.
+
+        However long the database was away for a worker: while its lease of the chunk stands, what it wrote may wait to
+        be named. That lease is gone first, and then the blob.
+        """
+        chunk_ids = {key: chunk_of(key) for key in keys}
+        async with self._database.write() as tx:
+            unheld = await retention.unheld(tx, {chunk_id for chunk_id in chunk_ids.values() if chunk_id})
+            owned = await retention.owned(tx, keys)
+        return [key for key in keys if key not in owned and (chunk_ids[key] is None or chunk_ids[key] in unheld)]
 
     async def _count_batches(self) -> None:
         async with self._database.read() as tx:

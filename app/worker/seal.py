@@ -17,14 +17,15 @@ import structlog
 from app.blobs.base import BLOCK_BYTES, Blobs, BlobWriter
 from app.blobs.key import segment_key
 from app.domain.chunk import SealedSegment, Tally
+from app.domain.part import COMPLETED, PartDamaged, PartReader, Row
 from app.errors import Internal, LeaseLost
+from app.failpoint import failpoint
 from app.store import chunks, retention
 from app.store.db import Database
 from app.telemetry import CHUNKS_SEALED
 from app.worker.ledger import Backlog, Ledger
 from app.worker.parts import Parts, count, tell_model
 from app.worker.patience import persist
-from app.worker.results import COMPLETED, PartDamaged, PartReader, Row
 
 log = structlog.get_logger()
 
@@ -76,6 +77,7 @@ class Sealer:
                 await error.write([row.text for row in run if row.kind != COMPLETED])
             if merged != len(ledger.texts):
                 raise Internal(f"{ledger.chunk_id} has {len(ledger.texts)} lines and {merged} rows to seal.")
+        await failpoint("segments_written")
         return output.sealed(), error.sealed()
 
     async def _record(self, ledger: Ledger, segments: _Segments, added: Tally) -> list[str]:
@@ -88,6 +90,8 @@ class Sealer:
                     return [part.key for part in ledger.parts]  # an earlier attempt was committed, its answer got lost
                 dropped = await chunks.seal(tx, claim.chunk_id, claim.token, output=output, error=error, added=added)
                 await tell_model(tx, ledger)
+                await failpoint("seal_recorded")
+            await failpoint("sealed")
         except LeaseLost:
             await self._parts.discard(keys)
             raise

@@ -16,14 +16,17 @@ import structlog
 
 from app.blobs.base import Blobs
 from app.domain.batch import Batch, BatchProblem
+from app.domain.endpoint import BATCH_ENDPOINTS
 from app.domain.file import Purpose, Segment
 from app.engine.base import Health
 from app.errors import BlobMissing, EngineDead, LeaseLost, Unavailable
+from app.failpoint import failpoint
 from app.settings import LimitSettings, WorkerSettings
 from app.store import files, validations
 from app.store.db import Database
 from app.store.validations import ValidationClaim
 from app.telemetry import VALIDATION_SECONDS, VALIDATIONS
+from app.worker import admission
 from app.worker.inspection import Inspection
 from app.worker.patience import Bell, persist, rest
 from app.worker.window import RebuiltEngine
@@ -40,6 +43,7 @@ CLAIMED_AT_ONCE = 64
 class _Served:
     models: frozenset[str]
     endpoint: bool
+    endpoints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Validator:
                 if len(self._active) < CLAIMED_AT_ONCE and not self._reading.locked():
                     async with self._database.write() as tx:
                         claim = await validations.claim(tx, lease_seconds=self._settings.lease_seconds)
+                    await failpoint("validation_claimed")
             except Unavailable as exc:
                 log.warning("claim_failed", reason=exc.message)
                 await rest(stop, 1.0)
@@ -183,7 +188,10 @@ class Validator:
             served = await self._served(batch.endpoint)
             problems = inspection.problems(None if served is None else served.models)
             if served is not None and not served.endpoint:
-                message = f"The model served here does not support the endpoint '{batch.endpoint}'."
+                message = (
+                    f"The model served here does not support the endpoint '{batch.endpoint}'. "
+                    f"Supported: {', '.join(served.endpoints) or 'none'}."
+                )
                 found = (BatchProblem("unsupported_endpoint", message, "endpoint"), *problems)
                 return found[: self._limits.problems_max]
             if problems or served is not None:
@@ -195,14 +203,26 @@ class Validator:
         if self._engine.health() is not Health.READY:
             return None
         try:
-            return _Served(frozenset(await self._engine.models()), await self._engine.supports(endpoint))
+            models = frozenset(await self._engine.models())
+            answers = {path: await self._engine.supports(path) for path in (*BATCH_ENDPOINTS, endpoint)}
+            return _Served(models, answers[endpoint], tuple(path for path, answer in answers.items() if answer))
         except EngineDead:
             return None
 
     async def _accept(self, claim: ValidationClaim, inspection: Inspection) -> None:
         async with self._database.write() as tx:
             # The model stays unknown until one has answered (openai-contract 1.3).
-            await validations.accept(tx, claim, model=None, chunks=inspection.chunks)
+            problem = await admission.problem(tx, claim.batch, inspection)
+            if problem is None:
+                await validations.accept(tx, claim, model=None, chunks=inspection.chunks, tokens=inspection.tokens)
+            else:
+                await validations.reject(tx, claim, problems=(problem,))
+            await failpoint("validation_recorded")
+        await failpoint("validation_committed")
+        if problem is not None:
+            VALIDATIONS.labels("rejected").inc()
+            log.info("batch_rejected", batch_id=claim.batch.id, problems=1, first=problem.code)
+            return
         VALIDATIONS.labels("accepted").inc()
         log.info("batch_accepted", batch_id=claim.batch.id, lines=inspection.lines, chunks=len(inspection.chunks))
         self._accepted()
@@ -210,5 +230,7 @@ class Validator:
     async def _reject(self, claim: ValidationClaim, problems: tuple[BatchProblem, ...]) -> None:
         async with self._database.write() as tx:
             await validations.reject(tx, claim, problems=problems)
+            await failpoint("validation_recorded")
+        await failpoint("validation_committed")
         VALIDATIONS.labels("rejected").inc()
         log.info("batch_rejected", batch_id=claim.batch.id, problems=len(problems), first=problems[0].code)

@@ -2,7 +2,7 @@
 
 A seat is a task that lives as long as the worker: it takes a line, calls the engine, notes the outcome, and takes the
 next. So no line waits for another one's chunk, and no line costs a task. Aborting a line cancels its seat's call,
-never the seat.
+never the seat; a call that ignores that for GIVE_UP_SECONDS keeps its task, and another seat takes its place.
 """
 
 from __future__ import annotations
@@ -13,26 +13,21 @@ from typing import Protocol
 
 import structlog
 
-from app.domain.request import custom_id_of, envelope_of
-from app.domain.result import TIMED_OUT, Outcome, answered, error_body, unanswered
-from app.engine.base import Engine, Health
+from app.domain.result import TIMED_OUT, error_body
+from app.engine.base import Engine, Health, Reply
 from app.errors import EngineBusy, EngineDead
 from app.telemetry import ENGINE_CALL_SECONDS, LINES_RERUN
+from app.worker.doubts import GUILTY
 from app.worker.feed import Feed
-from app.worker.ledger import Ledger
+from app.worker.job import Job, Request
 
 log = structlog.get_logger()
 
-# Deaths of the engine with one line in flight: from here on the line runs alone …
-DEATHS_UNTIL_ALONE = 2
-# … and here it is the line's doing.
-DEATHS_UNTIL_ERROR = 3
+# An engine that lets go of an aborted call does so within 10 s.
+GIVE_UP_SECONDS = 20.0
 BUSY_FIRST_SECONDS = 0.05
 BUSY_MAX_SECONDS = 2.0
 
-_POISON = error_body(
-    "The model server died repeatedly while it worked on this request.", type_="server_error", code="engine_error"
-)
 _CRASHED = error_body("The model server failed on this request.", type_="server_error", code="engine_error")
 
 
@@ -46,24 +41,27 @@ class RebuiltEngine(Engine, Protocol):
 
 
 class _Seat:
-    """One place in the window. `ledger` is None while it is free; `aborted` while its call is being cancelled."""
+    """One place in the window. `job` is None while it is free; `aborted_at`: since when its call is being cancelled."""
 
-    __slots__ = ("aborted", "began", "busy", "index", "ledger", "size", "task")
+    __slots__ = ("aborted_at", "began", "busy", "given_up", "index", "job", "size", "suspect", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
-        self.ledger: Ledger | None = None
+        self.job: Job | None = None
         self.index = 0
         self.size = 0
+        self.suspect = False
         self.began: float | None = None
-        self.aborted = False
+        self.aborted_at: float | None = None
+        self.given_up = False
         self.busy = 0
 
 
 class Window:
     """At most `size` seats, made when first needed; none before `size` is set.
 
-    Every seat is a task of `group`, so that a seat's death is noticed.
+    A task of `group` watches over the seats, so that a seat's death is noticed; it ends when the feed has stopped and
+    the seats have returned.
     """
 
     def __init__(
@@ -78,81 +76,122 @@ class Window:
         self._feed = feed
         self.size = 0
         self._timeout_seconds = request_timeout_seconds
-        self._group = group
-        self._seats: list[_Seat] = []
+        self._seats: dict[asyncio.Task[None], _Seat] = {}
         self._loop = asyncio.get_running_loop()
-        feed.spawn = self._grow
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        feed.spawn, feed.halted = self._grow, self._changed.set
+        group.create_task(self._mind_seats(), name="window")
 
-    def abort(self, ledger: Ledger) -> None:
-        """Abort, in the engine, every line of `ledger` in flight. What became of the line is the caller's to note."""
-        for seat in self._seats:
-            if seat.ledger is ledger:
+    def abort(self, job: Job) -> None:
+        """Abort, in the engine, every line of `job` in flight. What became of the line is the caller's to note."""
+        for seat in self._seats.values():
+            if seat.job is job:
                 self._abort(seat)
 
     def abort_all(self) -> None:
-        """As `abort`, for all ledgers."""
-        for seat in self._seats:
-            if seat.ledger is not None:
+        """As `abort`, for all jobs."""
+        for seat in self._seats.values():
+            if seat.job is not None:
                 self._abort(seat)
 
     def time_out(self) -> None:
-        """End with an error row every line whose call began too long ago.
+        """End with an error row every line whose call began too long ago, and give up calls that ignore their abort.
 
         Cheaper than a timer a line: call it often.
         """
+        self.give_up(GIVE_UP_SECONDS)
         before = self._loop.time() - self._timeout_seconds
         code, message = TIMED_OUT
-        for seat in self._seats:
-            ledger = seat.ledger
-            if ledger is None or seat.aborted or seat.began is None or seat.began > before:
+        for seat in self._seats.values():
+            job = seat.job
+            if job is None or seat.aborted_at is not None or seat.began is None or seat.began > before:
                 continue
-            text = ledger.texts[seat.index]
-            if text is not None:
-                ledger.end(seat.index, unanswered(custom_id_of(text), code=code, message=message))
+            job.fail(seat.index, code=code, message=message)
             self._abort(seat)
-            log.info("line_timed_out", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id, index=seat.index)
+            log.info("line_timed_out", **job.names(), index=seat.index)
 
     def _grow(self, seats: int) -> None:
         for _ in range(min(seats, self.size - len(self._seats))):
             seat = _Seat()
-            self._seats.append(seat)
-            seat.task = self._group.create_task(self._sit(seat), name=f"seat-{len(self._seats)}")
+            seat.task = task = asyncio.create_task(self._sit(seat), name=f"seat-{len(self._seats) + 1}")
+            self._seats[task] = seat
+            task.add_done_callback(self._seat_ended)
 
     def _abort(self, seat: _Seat) -> None:
-        if not seat.aborted and seat.task is not None:
-            seat.aborted = True
+        if seat.aborted_at is None and seat.task is not None:
+            seat.aborted_at = self._loop.time()
             seat.task.cancel()
+
+    def give_up(self, seconds: float = 0) -> None:
+        """Free the seats whose call goes on although it was aborted so long ago. Their tasks are nobody's then."""
+        before = self._loop.time() - seconds
+        for task, seat in list(self._seats.items()):
+            if seat.job is not None and seat.aborted_at is not None and seat.aborted_at <= before:
+                log.warning("seat_given_up", **seat.job.names(), index=seat.index)
+                del self._seats[task]
+                seat.given_up = True
+                self._leave(seat)
+                self._changed.set()
+                self._feed.notify()  # another seat may be made
+
+    def _leave(self, seat: _Seat) -> None:
+        if seat.job is not None:
+            seat.job.doubts.ended(seat.index)
+            seat.job, seat.began, seat.aborted_at = None, None, None
+            self._feed.ended(seat.size, suspect=seat.suspect)
+
+    def _seat_ended(self, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        self._failure = self._failure or failure
+        self._seats.pop(task, None)
+        self._changed.set()
+
+    async def _mind_seats(self) -> None:
+        try:
+            while self._failure is None and not (self._feed.stopped and not self._seats):
+                await self._changed.wait()
+                self._changed.clear()
+        finally:
+            tasks = list(self._seats)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=GIVE_UP_SECONDS)
+        if self._failure is not None:
+            raise self._failure
 
     async def _sit(self, seat: _Seat) -> None:
         feed = self._feed
-        while not feed.stopped:
+        while not (feed.stopped or seat.given_up):
             dealt = feed.take()
             if dealt is None:
                 await feed.wait()
                 continue
-            ledger, index = dealt
-            text = ledger.texts[index]
+            job, index = dealt
+            text = job.texts[index]
             assert text is not None, "only lines that have not ended are dealt"
-            seat.ledger, seat.index, seat.size = ledger, index, len(text)
+            seat.job, seat.index, seat.size, seat.suspect = job, index, len(text), index in job.doubts.known
             try:
-                await self._serve(seat, ledger, index, text)
+                await self._serve(seat, job, index)
             finally:
-                seat.ledger, seat.began, seat.aborted = None, None, False
-                feed.ended(seat.size)
+                self._leave(seat)
 
-    async def _serve(self, seat: _Seat, ledger: Ledger, index: int, text: bytes) -> None:
-        custom_id, body = envelope_of(text)
+    async def _serve(self, seat: _Seat, job: Job, index: int) -> None:
+        request = job.request(index)
         try:
-            outcome = await self._call(seat, ledger, index, custom_id, body)
+            reply = await self._call(seat, job, index, request)
         except asyncio.CancelledError:
-            if not seat.aborted:
+            if seat.aborted_at is None:
                 raise  # the worker is being torn down
             self._uncancel()
             return
-        if seat.aborted:  # the engine swallowed the cancel; whoever aborted has noted the line's end
+        if seat.given_up:
+            return
+        if seat.aborted_at is not None:  # the engine swallowed the cancel; whoever aborted has noted the line's end
             self._uncancel()
-        elif outcome is not None:
-            ledger.end(index, outcome)
+        elif reply is not None:
+            job.answer(index, request.custom_id, status=reply.status, body=reply.body)
 
     @staticmethod
     def _uncancel() -> None:
@@ -161,44 +200,47 @@ class Window:
         if task is not None and task.uncancel() > 0:
             raise asyncio.CancelledError
 
-    async def _call(self, seat: _Seat, ledger: Ledger, index: int, custom_id: str, body: bytes) -> Outcome | None:
-        """The line's outcome; None when it goes back to the feed."""
+    async def _call(self, seat: _Seat, job: Job, index: int, request: Request) -> Reply | None:
+        """What the line is answered; None when it goes back to the feed."""
         engine, now = self._engine, self._loop.time
+        if job.doubts.noteworthy(index) and not await job.doubts.begin(index):
+            self._feed.give_back(job, index)
+            return None
         if engine.health() is not Health.READY:  # died with nothing in flight: no line is to blame
             self._feed.engine_went()
-            self._feed.give_back(ledger, index)
+            self._feed.give_back(job, index)
             return None
         seat.began = began = now()
         generation = engine.generation
         try:
-            reply = await engine.call(ledger.claim.endpoint, body)
-        except EngineDead:
-            return self._died(ledger, index, custom_id, generation)
+            reply = await engine.call(request.path, request.body)
+        except EngineDead as exc:
+            return self._died(job, index, generation=generation, killed=exc.killed)
         except EngineBusy:
             seat.began = None
-            await self._later(seat, ledger, index)
+            await self._later(seat, job, index)
             return None
         except Exception:
             # An engine's defect on one request must not end the others: they are other people's.
-            log.exception("engine_call_failed", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id, index=index)
-            return answered(custom_id, status=500, body=_CRASHED)
+            log.exception("engine_call_failed", **job.names(), index=index)
+            return Reply(500, _CRASHED)
         seat.busy = 0
         ENGINE_CALL_SECONDS.observe(now() - began)
-        return answered(custom_id, status=reply.status, body=reply.body)
+        if job.doubts.noteworthy(index):
+            await job.doubts.answered(index)
+        return reply
 
-    def _died(self, ledger: Ledger, index: int, custom_id: str, generation: int) -> Outcome | None:
+    def _died(self, job: Job, index: int, *, generation: int, killed: bool) -> Reply | None:
         self._feed.engine_went()
-        seen = ledger.deaths.setdefault(index, set())
-        seen.add(generation)  # one death is one death, however often it is noticed
-        deaths = len(seen)
-        if deaths >= DEATHS_UNTIL_ERROR:
-            log.error("line_killed_engine", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id, index=index)
-            return answered(custom_id, status=500, body=_POISON)
+        doubt = job.doubts.died(index, generation=generation, killed=killed)
+        if doubt.guilty:
+            log.error("line_killed_engine", **job.names(), index=index, deaths=doubt.deaths)
+            return GUILTY
         LINES_RERUN.inc()
-        self._feed.give_back(ledger, index, alone=deaths >= DEATHS_UNTIL_ALONE)
+        self._feed.give_back(job, index)
         return None
 
-    async def _later(self, seat: _Seat, ledger: Ledger, index: int) -> None:
+    async def _later(self, seat: _Seat, job: Job, index: int) -> None:
         """The engine refused admission.
 
         The seat rests, longer each time, so that fewer requests ask until it has room.
@@ -206,4 +248,4 @@ class Window:
         seat.busy = min(seat.busy + 1, 16)
         seconds = min(BUSY_MAX_SECONDS, BUSY_FIRST_SECONDS * 2.0 ** (seat.busy - 1))
         await asyncio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-        self._feed.give_back(ledger, index)
+        self._feed.give_back(job, index)

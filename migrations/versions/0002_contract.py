@@ -1,4 +1,4 @@
-"""The wider contract: uploads in parts, API keys, webhooks, idempotency keys."""
+"""The wider contract: uploads in parts, API keys, quotas, webhooks, idempotency keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
+_OPEN = "status IN ('cancelling', 'finalizing', 'in_progress', 'validating')"
+_QUOTA_COLUMNS = ("enqueued_tokens", "enqueued_tokens_max", "queued_requests_max")
 _ID = sa.Text().with_variant(sa.TEXT(collation="C"), "postgresql")
 
 
@@ -17,6 +19,12 @@ def upgrade() -> None:
     _uploads()
     _keys()
     _webhooks()
+    for name in _QUOTA_COLUMNS:
+        op.add_column("batches", sa.Column(name, sa.BigInteger()))
+    op.create_index(
+        "ix_batches_open", "batches", ["project_id"], sqlite_where=sa.text(_OPEN), postgresql_where=sa.text(_OPEN)
+    )
+    op.create_index("ix_files_listing_by_purpose", "files", ["project_id", "purpose", "created_at", "id"])
 
 
 def _uploads() -> None:
@@ -143,6 +151,10 @@ def _webhooks() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_files_listing_by_purpose", "files")
+    op.drop_index("ix_batches_open", "batches")
+    for name in _QUOTA_COLUMNS:
+        op.drop_column("batches", name)
     op.drop_table("webhook_messages")
     op.drop_table("upload_parts")
     op.drop_table("webhook_endpoints")

@@ -120,8 +120,10 @@ def test_readme_shows_only_flags_that_exist() -> None:
     command = typer.main.get_command(cli)
     for line in re.findall(r"^ {4}(?:\w+=\S+ )?batchyard (\w+.*?)(?: +#.*)?$", README, re.MULTILINE):
         name, *words = line.split()
-        options = command.commands[name].params  # type: ignore[attr-defined]
-        known = {flag for parameter in options for flag in parameter.opts} | VLLM_FLAGS
+        named = command.commands[name]  # type: ignore[attr-defined]
+        if hasattr(named, "commands"):  # a group, such as `keys`
+            named = named.commands[words.pop(0)]
+        known = {flag for parameter in named.params for flag in parameter.opts} | VLLM_FLAGS
         assert {word for word in words if word.startswith("--")} <= known, line
 
 

@@ -13,13 +13,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from app import doctor
-from app.cli import process
+from app.cli import cli, process
 from app.doctor import Finding, examine
 from app.errors import SettingsInvalid
 from app.settings import Settings, load
 from app.store.db import Database
+from tests.buckets import KEYS, TestBucket
 
 ALL = {"python", "settings", "keys", "port", "data folder", "blob folder", "disk", "database", "engine"}
 
@@ -172,6 +174,19 @@ def test_examine_notes_short_keys_without_showing_them(tmp_path: Path) -> None:
     assert not examined(tmp_path, server__api_keys="k" * 32)["keys"].advice
 
 
+def test_examine_finds_a_reachable_address_without_a_key(tmp_path: Path) -> None:
+    found = examined(tmp_path, server__host="0.0.0.0", server__port=0)
+    assert wrong(found) == {"keys"}
+    assert "no API key is set" in found["keys"].line()
+
+
+def test_examine_finds_keys_in_the_database(tmp_path: Path) -> None:
+    assert CliRunner().invoke(cli, ["keys", "create", "--data-dir", str(tmp_path)]).exit_code == 0
+    found = examined(tmp_path, server__host="0.0.0.0", server__port=0)
+    assert not wrong(found)
+    assert "in the database" in found["keys"].line()
+
+
 def test_examine_notes_a_variable_that_means_nothing(tmp_path: Path) -> None:
     assert "BATCHYARD_PROT" in examined(tmp_path, {"BATCHYARD_PROT": "1"})["settings"].says
 
@@ -284,3 +299,33 @@ def test_doctor_command_prints_a_line_a_check_and_exits_by_them(tmp_path: Path) 
     assert broken.returncode == 1
     assert "WRONG database" in broken.stdout
     assert broken.stderr == ""
+
+
+def test_bucket_is_tried(tmp_path: Path, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    place: dict[str, Any] = {"blobs__s3_endpoint": bucket.endpoint, "blobs__s3_allow_http": True}
+    good = examined(tmp_path, blobs__url=f"s3://{bucket.name}/a", **place)
+    assert wrong(good) == set()
+    assert good["bucket"].says == f"s3://{bucket.name}/a takes and gives bytes"
+    assert "blob folder" not in good
+    assert bucket.objects() == []
+    bad = examined(tmp_path, blobs__url="s3://not-there", **place)
+    assert wrong(bad) == {"bucket"}
+    assert "NoSuchBucket" in bad["bucket"].says
+    place["blobs__s3_endpoint"] = "http://127.0.0.1:1"
+    away = examined(tmp_path, blobs__url="s3://not-there", **place)
+    assert wrong(away) == {"bucket"}
+    assert "does not answer" in away["bucket"].says
+
+
+def test_bucket_without_static_keys_asks_for_a_lifecycle_rule(
+    tmp_path: Path, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    bucket.ask("PUT", "?acl", acl="public-read-write")
+    place: dict[str, Any] = {"blobs__s3_endpoint": bucket.endpoint, "blobs__s3_allow_http": True}
+    found = examined(tmp_path, blobs__url=f"s3://{bucket.name}", **place)
+    assert "lifecycle rule" in found["bucket"].advice

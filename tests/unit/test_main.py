@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
+from app.domain.batch import BatchStatus
 from app.engine.base import Health
 from app.errors import SettingsInvalid, Unavailable
 from app.main import build, create_app
 from app.settings import Settings, load
+from tests.buckets import KEYS, TestBucket
 
 
 def settings_in(folder: Path, **flags: object) -> Settings:
@@ -47,6 +51,41 @@ async def test_build_starts_everything_and_leaves_nothing_behind(tmp_path: Path)
             break
         await asyncio.sleep(0.02)
     assert not [thread for thread in threading.enumerate() if "aiosqlite" in thread.name.lower()]
+
+
+async def test_build_wakes_its_worker_when_a_batch_is_created(tmp_path: Path) -> None:
+    """Polls are a minute apart: without a bell nothing would happen."""
+    async with build(settings_in(tmp_path, worker__poll_seconds=60)) as parts:
+        assert parts.engine is not None
+        await parts.engine.wait_ready()
+        await asyncio.sleep(0.3)  # every loop has looked, and rests
+        batches = parts.services.batches
+        async with asyncio.timeout(10):
+            batch = await batches.create(
+                "team", endpoint="/v1/chat/completions", input_file_id="file-unknown", completion_window="24h"
+            )
+            while batch.status is not BatchStatus.FAILED:
+                await asyncio.sleep(0.02)
+                batch = await batches.get("team", batch.id)
+
+
+async def test_build_arms_the_failpoints_of_its_settings(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with build(settings_in(tmp_path, debug__failpoint="create_committed=error@1")) as parts:
+            batches = parts.services.batches
+            asked: dict[str, Any] = {
+                "endpoint": "/v1/embeddings",
+                "input_file_id": "file-unknown",
+                "completion_window": "24h",
+            }
+            with pytest.raises(Unavailable):
+                await batches.create("team", **asked)
+            page = await batches.page("team", after=None, limit=5)
+            assert len(page.items) == 1, "it was committed before the point was reached"
+            await batches.create("team", **asked)
+    assert "failpoints_armed" in {entry["event"] for entry in logs}
+    async with build(settings_in(tmp_path)) as parts:
+        await parts.services.batches.create("team", **asked)
 
 
 async def test_build_returns_while_the_engine_loads(tmp_path: Path) -> None:
@@ -137,4 +176,22 @@ async def test_build_with_the_embedded_model_not_unpacked_says_what_to_do(
     with pytest.raises(SettingsInvalid, match="make model"):
         async with build(settings_in(tmp_path, engine__kind="vllm")):
             pass
+    assert our_tasks() == set()
+
+
+async def test_build_with_a_bucket_makes_no_blob_folder(
+    tmp_path: Path, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    place: dict[str, Any] = {
+        "blobs__url": f"s3://{bucket.name}",
+        "blobs__s3_endpoint": bucket.endpoint,
+        "blobs__s3_allow_http": True,
+    }
+    async with build(settings_in(tmp_path / "data", **place)) as parts:
+        assert parts.engine is not None
+        assert await parts.engine.wait_ready()
+        assert (await parts.services.health.ready()).checks["blobs"] == "ok"
+    assert not (tmp_path / "data" / "blobs").exists()
     assert our_tasks() == set()

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.domain.batch import TERMINAL, TRANSITIONS, Batch, BatchStatus, advance, sources, timestamp_field
+from app.domain.batch import (
+    TERMINAL,
+    TRANSITIONS,
+    Batch,
+    BatchStatus,
+    advance,
+    sources,
+    timestamp_field,
+    window_seconds,
+)
 from app.errors import IllegalTransition
 
 TIMES = ("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")
@@ -80,3 +89,18 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("24h", 86_400), ("1m", 60), ("90m", 5400), ("7d", 604_800), ("999999d", 86_399_913_600)],
+)
+def test_window_is_a_number_and_a_unit(text: str, seconds: int) -> None:
+    assert window_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "24", "0h", "01h", "1 h", "1H", "1s", "-1h", "1h\n", "1000000h", "٢h", "any"]
+)
+def test_other_words_are_no_window(text: str) -> None:
+    assert window_seconds(text) is None

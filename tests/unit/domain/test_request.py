@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.domain import request
 from app.domain.batch import BatchProblem
+from app.domain.endpoint import BATCH_ENDPOINTS
+from app.domain.fields import REFUSED, REFUSED_INSIDE
 from app.domain.request import (
-    FOREIGN_FIELDS,
     LineRules,
     RequestLine,
     custom_id_of,
@@ -133,24 +135,109 @@ def test_parse_no_stream(stream: Any) -> None:
     assert isinstance(parse(body(stream=stream)), RequestLine)
 
 
-@pytest.mark.parametrize("field", FOREIGN_FIELDS)
-def test_parse_field_that_reaches_beyond_the_request(field: str) -> None:
-    assert found(body(**{field: "x"})) == [("unsupported_parameter", f"body.{field}")]
+def test_parse_field_that_reaches_beyond_the_request() -> None:
+    assert found(body(priority=1, vllm_xargs={})) == [
+        ("unsupported_parameter", "body.priority"),
+        ("unsupported_parameter", "body.vllm_xargs"),
+    ]
 
 
 def test_parse_trusted_chat_template() -> None:
-    assert isinstance(parse(body(chat_template="x"), LineRules(CHAT.endpoint, trust_chat_template=True)), RequestLine)
+    trusting = LineRules(CHAT.endpoint, allowed_fields=frozenset({"chat_template"}))
+    assert isinstance(parse(body(chat_template="x"), trusting), RequestLine)
 
 
 @pytest.mark.parametrize(
     ("endpoint", "field"),
-    [("/v1/embeddings", "input"), ("/v1/moderations", "input"), ("/v1/completions", "prompt")],
+    [
+        ("/v1/embeddings", "input"),
+        ("/v1/moderations", "input"),
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+    ],
 )
 def test_parse_required_field_of_an_endpoint(endpoint: str, field: str) -> None:
     rules = LineRules(endpoint)
     line = {**GOOD, "url": endpoint, "body": {"model": "m"}}
     assert found(line, rules) == [("missing_required_parameter", f"body.{field}")]
     assert isinstance(parse({**line, "body": {"model": "m", field: "x"}}, rules), RequestLine)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "stated", "missing"),
+    [
+        ("/v1/score", {}, ["queries", "documents"]),
+        ("/v1/score", {"text_2": "b"}, ["text_1"]),
+        ("/score", {"queries": "a", "items": "b"}, []),
+        ("/score", {"text_1": "a", "text_2": ["b"]}, []),
+        ("/v1/rerank", {"documents": ["a"]}, ["query"]),
+        ("/v2/rerank", {"query": "a", "documents": ["a"]}, []),
+        ("/v1/messages", {"messages": []}, ["max_tokens"]),
+        ("/v1/completions", {"prompt_embeds": "x"}, []),
+        ("/v1/embeddings", {"messages": []}, []),
+        ("/v1/audio/transcriptions", {}, ["file_url"]),
+        ("/v1/responses", {}, []),
+    ],
+)
+def test_parse_required_fields_in_their_forms(endpoint: str, stated: dict[str, Any], missing: list[str]) -> None:
+    line = {**GOOD, "url": endpoint, "body": {"model": "m", **stated}}
+    result = parse(line, LineRules(endpoint))
+    expected = [("missing_required_parameter", f"body.{field}") for field in missing]
+    assert (found(line, LineRules(endpoint)) if missing else []) == expected
+    assert isinstance(result, RequestLine) is not bool(missing)
+
+
+def test_every_required_field_is_looked_at() -> None:
+    known = set(request._Body.__struct_fields__)
+    for endpoint in BATCH_ENDPOINTS.values():
+        assert {field for form in endpoint.forms for field in form} <= known
+
+
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({"file_url": "data:audio/wav;base64,AAAA"}, None),
+        ({"file_url": "HTTPS://example.org/a.wav", "response_format": "verbose_json"}, None),
+        ({"file_url": "file:///etc/passwd"}, ("invalid_value", "body.file_url")),
+        ({"file_url": "a.wav"}, ("invalid_value", "body.file_url")),
+        ({"file_url": 5}, ("invalid_type", "body.file_url")),
+        ({"file_url": "http://x/", "file": "x"}, ("unsupported_parameter", "body.file")),
+        ({"file_url": "http://x/", "response_format": "srt"}, ("invalid_value", "body.response_format")),
+        ({"file_url": "http://x/", "prompt": "\ud800"}, ("invalid_json_line", None)),
+    ],
+)
+def test_parse_audio_line(stated: dict[str, Any], problem: tuple[str, str | None] | None) -> None:
+    endpoint = "/v1/audio/transcriptions"
+    line = {**GOOD, "url": endpoint, "body": {"model": "m", **stated}}
+    result = parse(line, LineRules(endpoint))
+    if problem is None:
+        assert isinstance(result, RequestLine)
+    else:
+        assert found(line, LineRules(endpoint)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({}, None),
+        ({"tools": [{}]}, ("unsupported_parameter", "body.tools")),
+        ({"messages": [{"role": "user", "content": "flat"}]}, ("invalid_type", "body.messages[0]")),
+        ({"stream": True}, ("streaming_unsupported", "body.stream")),
+    ],
+)
+def test_parse_line_of_conversations(stated: dict[str, Any], problem: tuple[str, str] | None) -> None:
+    endpoint = "/v1/chat/completions/batch"
+    talk = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
+    line = {**GOOD, "url": endpoint, "body": {"model": "m", "messages": talk, **stated}}
+    if problem is None:
+        assert isinstance(parse(line, LineRules(endpoint)), RequestLine)
+    else:
+        assert found(line, LineRules(endpoint)) == [problem]
+
+
+def test_parse_response_in_the_background() -> None:
+    line = {**GOOD, "url": "/v1/responses", "body": {"model": "m", "input": "a", "background": True}}
+    assert found(line, LineRules("/v1/responses")) == [("unsupported_parameter", "body.background")]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +298,7 @@ def test_parse_any_json_is_a_line_or_problems(value: Any) -> None:
     custom_id=st.text(max_size=20),
     extra=st.dictionaries(st.text(max_size=8).filter(lambda key: key not in GOOD), JSON, max_size=3),
     fields=st.dictionaries(
-        st.text(max_size=8).filter(lambda key: key not in ("stream", *FOREIGN_FIELDS)), JSON, max_size=4
+        st.text(max_size=8).filter(lambda key: key not in ("stream", *REFUSED, *REFUSED_INSIDE)), JSON, max_size=4
     ),
     ascii_only=st.booleans(),
 )

@@ -24,6 +24,12 @@ from app.domain.usage import NO_USAGE, ReplyHead, Usage, usage_of
             b'"output_tokens_details":null}}',
             Usage(5, 0, 2, 0, 7),
         ),
+        (
+            b'{"usage":{"input_tokens":5,"output_tokens":2,"cache_read_input_tokens":30,'
+            b'"cache_creation_input_tokens":1}}',
+            Usage(36, 30, 2, 0, 38),
+        ),
+        (b'{"text":"hello","usage":{"type":"duration","seconds":7}}', NO_USAGE),
     ],
 )
 def test_usage_of(body: bytes, usage: Usage) -> None:

@@ -17,10 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.blobs.local import LocalBlobs
 from app.http.app import build_app
+from app.main import key_service
 from app.service.batches import BatchService
+from app.service.courier import Courier
 from app.service.files import FileService
 from app.service.health import HealthService
+from app.service.interactive import InteractiveEngine, InteractiveService
+from app.service.quotas import QuotaService
+from app.service.results import ResultService
+from app.service.retries import RetryService
 from app.service.services import Services
+from app.service.uploads import UploadService
+from app.service.webhooks import WebhookService
 from app.settings import Settings
 from app.store.db import Database
 
@@ -49,12 +57,31 @@ class Service:
         return body
 
 
-def build(settings: Settings, database: Database, root: Path) -> tuple[FastAPI, Services]:
+def build(
+    settings: Settings, database: Database, root: Path, engine: InteractiveEngine | None = None
+) -> tuple[FastAPI, Services]:
     blobs = LocalBlobs(root)
     services = Services(
         files=FileService(database=database, blobs=blobs, limits=settings.limits, retention=settings.retention),
-        batches=BatchService(database=database),
+        uploads=UploadService(database=database, blobs=blobs, limits=settings.limits, retention=settings.retention),
+        batches=BatchService(database=database, limits=settings.limits, retention=settings.retention),
+        results=ResultService(database=database, blobs=blobs),
+        retries=RetryService(
+            database=database,
+            blobs=blobs,
+            limits=settings.limits,
+            retention=settings.retention,
+        ),
         health=HealthService(database=database, blobs=blobs, engine=None),
+        keys=key_service(settings, database),
+        quotas=QuotaService(database=database),
+        interactive=InteractiveService(engine=engine),
+        webhooks=WebhookService(
+            database=database,
+            courier=Courier(settings.webhooks),
+            settings=settings.webhooks,
+            retention=settings.retention,
+        ),
     )
 
     @asynccontextmanager
@@ -65,27 +92,31 @@ def build(settings: Settings, database: Database, root: Path) -> tuple[FastAPI, 
 
 
 @asynccontextmanager
-async def in_process(database: Database, root: Path, **rooms: Any) -> AsyncGenerator[Service]:
+async def in_process(
+    database: Database, root: Path, *, engine: InteractiveEngine | None = None, **rooms: Any
+) -> AsyncGenerator[Service]:
     """Without a socket. The transport runs no lifespan, so what it would yield is put into each scope."""
     settings = Settings(**({"server": {"api_keys": [KEY]}} | rooms))
-    app, services = build(settings, database, root)
+    app, services = build(settings, database, root, engine)
 
     async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": {"services": services}}, receive, send)
 
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=asgi),
-        base_url="http://batchyard",
+        base_url="http://127.0.0.1",
         headers={"authorization": f"Bearer {KEY}"},
     ) as client:
         yield Service(app, asgi, database, root, client)
 
 
 @asynccontextmanager
-async def on_a_socket(database: Database, root: Path, **rooms: Any) -> AsyncGenerator[Service]:
+async def on_a_socket(
+    database: Database, root: Path, *, engine: InteractiveEngine | None = None, **rooms: Any
+) -> AsyncGenerator[Service]:
     """Behind uvicorn, on a free port of the loopback."""
     settings = Settings(**({"server": {"api_keys": [KEY]}} | rooms))
-    app, _ = build(settings, database, root)
+    app, _ = build(settings, database, root, engine)
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))

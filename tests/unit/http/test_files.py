@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.http import files as module
+from app.http import body as body_module
 from app.store.db import Database
 from tests.unit.http.scenes import KEY, LINE, Service, error_of, in_process, until
 
@@ -191,7 +191,7 @@ async def test_client_that_leaves_half_way_leaves_nothing(served: Service) -> No
 
 
 async def test_client_that_falls_silent_is_given_up(served: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENCE_MAX_SECONDS", 0.2)
+    monkeypatch.setattr(body_module, "_SILENCE_MAX_SECONDS", 0.2)
 
     async def body() -> AsyncIterator[bytes]:
         yield PURPOSE + FILE

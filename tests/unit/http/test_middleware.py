@@ -55,7 +55,7 @@ async def test_any_configured_key_and_any_spelling_of_bearer(sqlite_database: Da
             assert reply.status_code == 200
 
 
-async def test_without_configured_keys_none_is_asked_for(sqlite_database: Database, tmp_path: Path) -> None:
+async def test_without_any_key_none_is_asked_for(sqlite_database: Database, tmp_path: Path) -> None:
     async with in_process(sqlite_database, tmp_path / "blobs", server={}) as service:
         assert (await service.client.get("/v1/files")).status_code == 200
         del service.client.headers["authorization"]

@@ -42,19 +42,15 @@ def with_(**changes: Any) -> dict[str, Any]:
             "endpoint",
             "invalid_value",
             "Invalid endpoint: /v1/invalid/endpoint. Supported values: '/v1/responses', '/v1/chat/completions', "
-            "'/v1/embeddings', '/v1/completions' or '/v1/moderations'.",
+            "'/v1/embeddings', '/v1/completions', '/v1/moderations', '/v1/chat/completions/batch', '/v1/messages', "
+            "'/v1/score', '/score', '/v1/rerank', '/rerank', '/v2/rerank', '/v1/audio/transcriptions' or "
+            "'/v1/audio/translations'.",
         ),
         (
             with_(endpoint=5),
             "endpoint",
             "invalid_type",
             "Invalid type for 'endpoint': expected a string, but got an integer instead.",
-        ),
-        (
-            with_(completion_window="1h"),
-            "completion_window",
-            "invalid_value",
-            "Invalid completion_window: 1h. Supported values: '24h'.",
         ),
         (
             with_(input_file_id=None),

@@ -95,13 +95,23 @@ class TestClaim:
         finally:
             await database.close()
 
+    async def test_claim_counts_takeovers_since_something_became_durable(self, database: Database) -> None:
+        await running(database, 9)
+        held = [await claimed(database, lease_seconds=LAPSED) for _ in range(3)]
+        counted = [claim.takeovers for claim in held]
+        async with database.write() as tx:
+            await chunks.release(tx, [(held[-1].chunk_id, held[-1].token)])
+        released = await claimed(database, lease_seconds=LAPSED)
+        await commit(database, released, Tally(completed=1))
+        assert [*counted, released.takeovers, (await claimed(database)).takeovers] == [0, 1, 2, 2, 1]
+
     async def test_claim_after_a_lapse_returns_the_committed_parts(self, database: Database) -> None:
         await running(database, 9)
         first = await claimed(database, lease_seconds=LAPSED)
         one = await commit(database, first, Tally(2, 1, 0, tokens(5)), key="one")
         two = await commit(database, first, Tally(1, 0, 0), key="two")
         second = await claimed(database)
-        assert second == replace(first, token=second.token, parts=(one, two))
+        assert second == replace(first, token=second.token, parts=(one, two), takeovers=1)
         assert second.token != first.token
         assert [(part.sequence, part.key, part.bytes) for part in second.parts] == [(1, "one", 30), (2, "two", 10)]
         assert second.parts[0].tally == Tally(2, 1, 0, tokens(5))

@@ -268,6 +268,7 @@ async def test_error_of_the_callers_own_work_passes_untouched(sqlite_database: D
     [
         ("08006", Unavailable),
         ("28P01", Unavailable),
+        ("25P03", Unavailable),
         ("3D000", Unavailable),
         ("40001", Unavailable),
         ("40P01", Unavailable),

@@ -7,12 +7,13 @@ from sqlalchemy import select
 
 from app.domain.batch import BatchStatus
 from app.domain.chunk import SealedSegment, Tally
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, LeaseLost
 from app.store import batches, chunks, files, retention
 from app.store.db import Database
 from app.store.retention import Depth
+from app.store.tables import chunks as chunk_rows
 from app.store.tables import files as file_rows
-from tests.unit.store.scenes import DAY, LONG, claimed, finish, make_batch, make_file, running, seal
+from tests.unit.store.scenes import DAY, LAPSED, LONG, claimed, finish, make_batch, make_file, running, seal
 
 
 async def due(database: Database) -> list[str]:
@@ -133,6 +134,26 @@ async def test_owned_finds_segments_parts_and_sealed_chunks(database: Database) 
     assert await purge(database, file.id) == ["segment"]
     async with database.read() as tx:
         assert await retention.owned(tx, named) == named - {"segment"}
+
+
+async def test_unheld_spares_live_leases_and_ends_lapsed_ones(database: Database) -> None:
+    await running(database, 1, 1, 1, 1)
+    sealed, live = await claimed(database), await claimed(database)
+    lapsed = await claimed(database, lease_seconds=LAPSED)
+    await seal(database, sealed, Tally(1))
+    async with database.read() as tx:
+        pending = (await tx.conn.execute(select(chunk_rows.c.id).where(chunk_rows.c.position == 3))).scalar_one()
+    asked = {sealed.chunk_id, live.chunk_id, lapsed.chunk_id, pending, "chunk_unknown"}
+    async with database.write() as tx:
+        assert await retention.unheld(tx, asked) == asked - {live.chunk_id}
+        assert await retention.unheld(tx, []) == set()
+    with pytest.raises(LeaseLost):
+        async with database.write() as tx:
+            await chunks.commit_part(tx, lapsed.chunk_id, lapsed.token, key="late", bytes=1, tally=Tally(1))
+    async with database.write() as tx:
+        await chunks.commit_part(tx, live.chunk_id, live.token, key="in time", bytes=1, tally=Tally(1))
+    again = {(await claimed(database)).chunk_id for _ in range(2)}
+    assert again == {lapsed.chunk_id, pending}
 
 
 async def test_batches_in_and_depth_count_the_queue(database: Database) -> None:

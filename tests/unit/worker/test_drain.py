@@ -8,9 +8,29 @@ import time
 
 import pytest
 
+from app.engine.echo import EchoEngine
 from app.settings import WorkerSettings
 from app.worker import drain
+from app.worker.parts import Parts
+from app.worker.seal import Sealer
 from tests.unit.worker.yard import QUICK, Yard, jsonl, line
+
+
+def _inside(yard: Yard) -> int:
+    """Requests inside the engine."""
+    engine = yard.engine.current
+    return engine.pulse().inside if isinstance(engine, EchoEngine) else 0
+
+
+def _beats(yard: Yard) -> int:
+    """Answers of the engine."""
+    engine = yard.engine.current
+    assert isinstance(engine, EchoEngine)
+    return engine.pulse().beats
+
+
+async def _never(*_: object, **__: object) -> None:
+    await asyncio.Event().wait()
 
 
 def ids(count: int) -> list[str]:
@@ -166,6 +186,58 @@ async def test_poison_line_gets_an_error_row(yard: Yard) -> None:
     assert error[0]["response"]["body"]["error"]["code"] == "engine_error"
     assert error[0]["response"]["body"]["error"]["type"] == "server_error"
     assert error[0]["error"] is None
+
+
+async def test_lines_that_end_engines_cost_three_deaths_each_at_most(yard: Yard) -> None:
+    yard.start()
+    lines = [line(name, text=name, echo={"delay_ms": 5}) for name in ids(200)]
+    for number in (20, 21, 150):
+        lines[number] = line(f"line-{number}", text="bad", echo={"crash": True})
+    batch = await yard.until(await yard.create(jsonl(lines)))
+    _, error = await yard.check_ledger(batch, ids(200))
+    assert [row["custom_id"] for row in error] == ["line-20", "line-21", "line-150"]
+    assert yard.engine.generation <= 1 + 3 * 3
+
+
+async def test_line_that_ends_whole_processes_gets_an_error_row(shared_yard: Yard) -> None:
+    """A kill with the line in flight stands in for a process that the line takes along."""
+    yard = shared_yard
+    batch_id = await yard.create(jsonl([*(line(name) for name in ids(30)), line("x", echo={"hang": True})]))
+    for _ in range(5):
+        running = yard.start()
+        async with asyncio.timeout(20):
+            await yard.until_ended(batch_id, 30)
+            while not _inside(yard):  # noqa: ASYNC110 - asks what has no event
+                await asyncio.sleep(0.02)
+        await running.kill()
+    yard.start()
+    async with asyncio.timeout(20):
+        batch = await yard.until(batch_id)
+    _, error = await yard.check_ledger(batch, [*ids(30), "x"])
+    assert [(row["custom_id"], row["response"]["status_code"]) for row in error] == [("x", 500)]
+
+
+async def test_process_that_dies_of_something_else_blames_no_line(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is answered each time, but nothing becomes durable before the process goes."""
+    batch_id = await yard.create(jsonl(line(name, text=name) for name in ids(12)))
+    yard.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "commit", _never)
+        patch.setattr(Sealer, "seal", _never)
+        for _ in range(8):
+            running = yard.running[-1]
+            answered = _beats(yard) + 12
+            async with asyncio.timeout(20):
+                while _beats(yard) < answered:  # noqa: ASYNC110 - asks what has no event
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.3)  # the last note is set right
+            await running.kill()
+            yard.start()
+        await yard.running[-1].kill()
+    yard.start()
+    async with asyncio.timeout(30):
+        output, _ = await yard.check_ledger(await yard.until(batch_id), ids(12))
+    assert len(output) == 12
 
 
 async def test_engine_death_runs_lines_again(yard: Yard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from app.domain.chunk import ChunkSpec, Claim
 from app.domain.result import unanswered
@@ -40,9 +41,11 @@ async def drain(feed: Feed) -> list[tuple[str, int]]:
         if dealt is None:
             await asyncio.sleep(0)
             continue
-        found.append((dealt[0].chunk_id, dealt[1]))
-        feed.ended(len(dealt[0].texts[dealt[1]] or b""))
-        dealt[0].end(dealt[1], OUTCOME)
+        ledger, index = dealt
+        assert isinstance(ledger, Ledger)
+        found.append((ledger.chunk_id, index))
+        feed.ended(len(ledger.texts[index] or b""))
+        ledger.end(index, OUTCOME)
     return found
 
 
@@ -51,7 +54,7 @@ async def test_deal_chunk_by_chunk_without_a_barrier() -> None:
     feed.add(new_ledger(2, chunk_id="a"))
     feed.add(new_ledger(1, chunk_id="b"))
     first, second, third = feed.take(), feed.take(), feed.take()
-    assert [dealt and (dealt[0].chunk_id, dealt[1]) for dealt in (first, second, third)] == [
+    assert [dealt and (dealt[0].names()["chunk_id"], dealt[1]) for dealt in (first, second, third)] == [
         ("a", 0),
         ("a", 1),
         ("b", 0),
@@ -88,9 +91,9 @@ async def test_deal_nothing_while_paused() -> None:
     feed.engine_went()
     assert feed.take() is None
     feed.engine_came()
-    feed.suspend(True)
+    feed.hold_until(0)
     assert feed.take() is None
-    feed.suspend(False)
+    feed.hold_until(math.inf)
     backlog.bytes = 1001
     assert feed.take() is None
     backlog.settle(1)
@@ -122,7 +125,12 @@ async def test_seats_are_asked_for_when_none_waits() -> None:
     assert spawned == [5]
 
 
-async def test_suspect_runs_alone() -> None:
+def accuse(ledger: Ledger, index: int, *, deaths: int) -> None:
+    for generation in range(deaths):
+        ledger.doubts.died(index, generation=generation, killed=False)
+
+
+async def test_line_of_two_deaths_runs_alone() -> None:
     feed = new_feed()
     ledger = new_ledger(4)
     feed.add(ledger)
@@ -130,16 +138,67 @@ async def test_suspect_runs_alone() -> None:
     assert first is not None
     assert second is not None
     feed.ended(0)
-    feed.give_back(ledger, 0, alone=True)
+    accuse(ledger, 0, deaths=2)
+    feed.give_back(ledger, 0)
     assert feed.take() is None, "line 1 is still in flight"
     feed.ended(0)
-    suspect = feed.take()
-    assert suspect == (ledger, 0)
-    assert feed.take() is None, "nothing beside the suspect"
-    feed.ended(0)
+    assert feed.take() == (ledger, 0)
+    assert feed.take() is None, "nothing beside it"
+    feed.ended(0, suspect=True)
     following = feed.take()
     assert following is not None
     assert following[1] == 2
+
+
+async def test_few_suspects_run_at_a_time_beside_others() -> None:
+    feed = new_feed()
+    feed.suspects_max = 2
+    ledger = new_ledger(8)
+    feed.add(ledger)
+    for index in range(4):
+        assert feed.take() == (ledger, index)
+    for index in range(4):
+        feed.ended(0)
+        accuse(ledger, index, deaths=1)
+        feed.give_back(ledger, index)
+    dealt = [feed.take() for _ in range(7)]
+    assert [found and found[1] for found in dealt] == [0, 1, 4, 5, 6, 7, None]
+    assert feed.undealt() == 2
+    feed.ended(0)
+    assert feed.take() is None
+    feed.ended(0, suspect=True)
+    assert feed.take() == (ledger, 2)
+
+
+async def test_suspects_are_found_among_new_lines() -> None:
+    feed = new_feed()
+    ledger = new_ledger(4)
+    accuse(ledger, 1, deaths=1)
+    accuse(ledger, 2, deaths=2)
+    feed.add(ledger)
+    assert feed.take() == (ledger, 0)
+    assert feed.take() == (ledger, 3)
+    assert feed.take() is None
+    feed.ended(0)
+    feed.ended(0)
+    assert feed.take() == (ledger, 2)
+    assert feed.take() is None
+    feed.ended(0, suspect=True)
+    assert feed.take() == (ledger, 1)
+
+
+async def test_waiting_seats_wake_for_no_more_suspects_than_may_run() -> None:
+    feed = new_feed()
+    spawned: list[int] = []
+    feed.spawn = spawned.append
+    feed.suspects_max = 3
+    ledger = new_ledger(100)
+    for index in range(100):
+        accuse(ledger, index, deaths=1)
+    feed.add(ledger)
+    assert feed.take() is None
+    await asyncio.sleep(0)
+    assert spawned == [3]
 
 
 async def test_given_back_line_comes_first() -> None:
@@ -160,7 +219,8 @@ async def test_ended_line_is_not_given_back() -> None:
     feed.take()
     ledger.close("cancelled")
     feed.give_back(ledger, 0)
-    feed.give_back(ledger, 0, alone=True)
+    accuse(ledger, 0, deaths=2)
+    feed.give_back(ledger, 0)
     assert feed.undealt() == 0
 
 
@@ -171,7 +231,10 @@ async def test_removed_ledger_is_not_dealt() -> None:
     feed.add(kept)
     feed.take()
     feed.ended(0)
-    feed.give_back(gone, 0, alone=True)
+    accuse(gone, 0, deaths=2)
+    feed.give_back(gone, 0)
+    accuse(gone, 1, deaths=1)
+    feed.give_back(gone, 1)
     feed.remove(gone)
     assert await drain(feed) == [("kept", 0)]
 

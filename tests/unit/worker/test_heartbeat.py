@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from app.errors import Unavailable
+from structlog.testing import capture_logs
+
+from app.errors import BlobMissing, Unavailable
 from tests.unit.worker.yard import QUICK, Yard, jsonl, line
 
 SHORT = QUICK.model_copy(update={"lease_seconds": 0.4, "heartbeat_seconds": 0.1})
@@ -75,3 +77,37 @@ async def test_database_away_past_the_lease_loses_nothing(yard: Yard) -> None:
     output, _ = await yard.check_ledger(batch, ids(90))
     assert len(output) == 90
     assert all(count == 0 for count in yard.seen.values())
+
+
+async def test_frozen_past_the_lease_deals_nothing_before_the_heartbeat_answers(yard: Yard) -> None:
+    """SIGSTOP ends unseen: the clock has jumped, and others may be running the same lines."""
+    running = yard.start(settings=SHORT, window=4)
+    lines = [line(name, text=name, echo={"delay_ms": 30}) for name in ids(60)]
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until_ended(batch_id, 4)
+    feed = running.worker._drain._feed
+    dealt = feed.dealt
+    feed.hold_until(asyncio.get_running_loop().time() - 1)
+    assert feed.in_doubt
+    assert feed.take() is None
+    assert feed.dealt == dealt
+    batch = await yard.until(batch_id)
+    output, _ = await yard.check_ledger(batch, ids(60))
+    assert len(output) == 60
+
+
+async def test_bytes_that_the_new_owner_has_done_with_are_no_alarm(yard: Yard) -> None:
+    """A zombie that reads a chunk which another has sealed meanwhile finds its parts gone."""
+    running = yard.start(settings=SHORT, window=16)
+    batch_id = await yard.create(jsonl([line(name, echo={"delay_ms": 200}) for name in ids(5)]))
+    async with asyncio.timeout(5):
+        while not running.worker._drain._ledgers:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    [ledger] = running.worker._drain._ledgers.values()
+    await yard.until(batch_id)
+    zombie = yard.start(settings=SHORT)
+    with capture_logs() as logs:
+        await zombie.worker._drain._put_aside(ledger.claim, BlobMissing("gone"))
+    assert [entry["event"] for entry in logs if entry["log_level"] in ("warning", "error")] == ["lease_lost"]
+    assert zombie.worker._drain._set_aside == {}
+    await zombie.finish()

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.domain.lines import LineCutter
 from app.settings import LimitSettings, WorkerSettings
 from app.worker.inspection import Inspection
-from app.worker.lines import LineCutter
 from tests.unit.worker.yard import CHAT, jsonl, line
 
 SERVED = frozenset({"echo", "other"})

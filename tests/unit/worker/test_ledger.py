@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from app.domain.chunk import NO_TALLY, Tally
+from app.domain.part import COMPLETED, FAILED, UNRUN
 from app.domain.result import answered, unanswered
 from app.domain.usage import Usage
 from app.worker.ledger import Backlog
-from app.worker.results import COMPLETED, FAILED, UNRUN
 from tests.unit.worker.test_feed import new_ledger
 
 GOOD = answered("x", status=200, body=b'{"model":"m","usage":{"prompt_tokens":2,"completion_tokens":3}}')

@@ -39,7 +39,7 @@ async def test_commit_whose_answer_is_lost_counts_once(yard: Yard, every: int) -
 
 
 async def test_full_disk_waits_and_goes_on(yard: Yard) -> None:
-    lines = [line(name, text=name, echo={"delay_ms": 5}) for name in ids(120)]
+    lines = [line(name, text=name, echo={"delay_ms": 40}) for name in ids(120)]
     batch_id = await yard.create(jsonl(lines))
     yard.start(window=8)
     await yard.until_ended(batch_id, 10)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from app.domain.chunk import NO_TALLY, Part, Tally
+from app.domain.part import PartDamaged
 from app.domain.result import Outcome
 from app.errors import Internal, LeaseLost
 from app.settings import LimitSettings
@@ -19,7 +20,6 @@ from app.worker.inspection import Inspection
 from app.worker.intake import Intake
 from app.worker.ledger import Backlog, Ledger
 from app.worker.parts import Parts
-from app.worker.results import PartDamaged
 from app.worker.seal import Sealer
 from tests.unit.worker.yard import CHAT, QUICK, Yard, jsonl, line
 

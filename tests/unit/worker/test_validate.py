@@ -88,6 +88,7 @@ async def test_reject_endpoint_that_is_not_served(yard: Yard) -> None:
     batch = await yard.until(await yard.create(data, endpoint=url))
     assert problems(batch) == [("unsupported_endpoint", "endpoint", None)]
     assert url in batch.errors[0].message
+    assert "Supported: /v1/responses, /v1/chat/completions, " in batch.errors[0].message
 
 
 async def test_bad_file_does_not_wait_for_the_engine(yard: Yard) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
 
 from app.engine.base import Capacity, Health, Reply
 from app.worker.feed import Feed
@@ -54,6 +57,19 @@ class Deaf(Stub):
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             await asyncio.sleep(0.05)
+        return Reply(200, b"null")
+
+
+class Stubborn(Stub):
+    """Ignores every cancel until it is let go."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+
+    async def call(self, path: str, body: bytes) -> Reply:
+        while not self.free.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.free.wait()
         return Reply(200, b"null")
 
 
@@ -109,3 +125,34 @@ async def test_torn_down_seat_ends_also_while_it_aborts() -> None:
     done, _ = await asyncio.wait([task], timeout=3)
     assert done
     assert task.cancelled()
+
+
+async def test_seat_of_a_call_that_ignores_its_abort_comes_free() -> None:
+    ledger, feed, engine = new_ledger(5), new_feed(), Stubborn()
+    try:
+        async with asyncio.TaskGroup() as group:
+            window = Window(engine=engine, feed=feed, request_timeout_seconds=0.01, group=group)
+            window.size = 2
+            feed.add(ledger)
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                window.time_out()
+                window.give_up()
+            seen = len(ledger.pending), feed.running
+            feed.stop()
+    finally:
+        engine.free.set()
+    assert seen == (5, 0)
+    await asyncio.sleep(0.01)
+    assert len(ledger.pending) == 5, "a late answer counts for nothing"
+    assert feed.running == 0
+
+
+async def test_defect_of_a_seat_ends_the_group() -> None:
+    class Broken(Stub):
+        def health(self) -> Health:
+            raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(Broken(), new_feed(), new_ledger(5))
+    assert caught.group_contains(ZeroDivisionError)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import httpx2
+import pytest
+from sqlalchemy import update
+
+from app.domain.batch import BatchStatus
+from app.store.tables import batches
+from tests.unit.http.scenes import Service
+
+
+async def paths(service: Service) -> tuple[str, list[str]]:
+    """A batch's id, and everything that answers with an ETag."""
+    file = await service.upload()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = (await service.client.post("/v1/batches", json=body)).json()
+    return batch["id"], ["/v1/batches", f"/v1/batches/{batch['id']}", "/v1/files", f"/v1/files/{file['id']}"]
+
+
+async def ask(service: Service, path: str, if_none_match: str | None = None) -> httpx2.Response:
+    headers = {} if if_none_match is None else {"if-none-match": if_none_match}
+    return await service.client.get(path, headers=headers)
+
+
+async def test_what_is_known_comes_back_as_a_304_without_a_body(service: Service) -> None:
+    for path in (await paths(service))[1]:
+        first = await ask(service, path)
+        etag = first.headers["etag"]
+        assert first.status_code == 200
+        assert first.headers["cache-control"] == "private, no-cache"
+        again = await ask(service, path, etag)
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == etag
+        assert again.headers["cache-control"] == "private, no-cache"
+        assert again.headers["x-request-id"] != first.headers["x-request-id"]
+        head = await service.client.head(path) if path.count("/") == 3 else first
+        assert head.headers["etag"] == etag
+
+
+@pytest.mark.parametrize("spelling", ["{}", "W/{}", '"other", {}', '"a",W/{} , "b"', "*"])
+async def test_spellings_of_if_none_match(service: Service, spelling: str) -> None:
+    path = (await paths(service))[1][1]
+    etag = (await ask(service, path)).headers["etag"]
+    assert (await ask(service, path, spelling.format(etag))).status_code == 304
+
+
+@pytest.mark.parametrize("value", ['"other"', "", "nonsense", '"', "W/"])
+async def test_what_names_something_else_gives_the_body(service: Service, value: str) -> None:
+    path = (await paths(service))[1][1]
+    assert (await ask(service, path, value)).status_code == 200
+
+
+async def test_a_change_gives_a_new_tag_and_the_body(service: Service) -> None:
+    batch_id, (listing, one, files, _) = await paths(service)
+    tags = {path: (await ask(service, path)).headers["etag"] for path in (listing, one, files)}
+    async with service.database.write() as tx:
+        values = {"status": BatchStatus.IN_PROGRESS.value, "completed": 1, "total": 2}
+        await tx.conn.execute(update(batches).where(batches.c.id == batch_id).values(values))
+    for path in (listing, one):
+        reply = await ask(service, path, tags[path])
+        assert reply.status_code == 200
+        assert reply.headers["etag"] != tags[path]
+    assert (await ask(service, files, tags[files])).status_code == 304
+    await service.upload()
+    assert (await ask(service, files, tags[files])).status_code == 200
+
+
+async def test_a_tag_opens_nothing(service: Service) -> None:
+    _, (_, one, _, _) = await paths(service)
+    del service.client.headers["authorization"]
+    assert (await ask(service, one, "*")).status_code == 401
+    service.client.headers["authorization"] = "Bearer wrong"
+    assert (await ask(service, one, "*")).status_code == 401
+
+
+async def test_unknown_is_a_404_whatever_is_known(service: Service) -> None:
+    for path in ("/v1/batches/batch_1", "/v1/files/file-1"):
+        assert (await ask(service, path, "*")).status_code == 404
