@@ -68,25 +68,3 @@ def engine_builder(
             VllmEngine, model=str(folder), arguments=(*EMBEDDED_ARGUMENTS, *arguments), media=media, yielding=yielding
         )
     return partial(VllmEngine, model=model, arguments=arguments, media=media, yielding=yielding)
-
-
-def build_engine(
-    kind: Kind,
-    *,
-    model: str | None = None,
-    arguments: Sequence[str] = (),
-    echo_delay_seconds: float = 0,
-    echo_concurrent: int = 256,
-    echo_load_seconds: float = 0,
-    echo_journal: Path | None = None,
-) -> Engine:
-    """One engine of `engine_builder`, for who needs no second: not started, not watched."""
-    return engine_builder(
-        kind,
-        model=model,
-        arguments=arguments,
-        echo_delay_seconds=echo_delay_seconds,
-        echo_concurrent=echo_concurrent,
-        echo_load_seconds=echo_load_seconds,
-        echo_journal=echo_journal,
-    )()

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.base import Health
 from app.engine.echo import EchoEngine
-from app.engine.factory import build_engine, engine_builder
+from app.engine.factory import engine_builder
 from app.engine.vllm import VllmEngine
 from app.errors import EngineDead, SettingsInvalid
 
@@ -16,7 +16,7 @@ CRASH_ONCE = b'{"model":"echo","messages":[{"role":"user","content":"x"}],"echo"
 
 
 def test_build_engine_echo_takes_its_knobs() -> None:
-    engine = build_engine("echo", echo_concurrent=3)
+    engine = engine_builder("echo", echo_concurrent=3)()
     assert isinstance(engine, EchoEngine)
     assert engine.capacity().concurrent == 3
 
@@ -33,13 +33,13 @@ async def test_engine_builder_echo_remembers_across_rebuilds() -> None:
 
 
 def test_build_engine_vllm_loads_nothing_yet() -> None:
-    engine = build_engine("vllm", model="some/model")
+    engine = engine_builder("vllm", model="some/model")()
     assert isinstance(engine, VllmEngine)
     assert engine.health() is Health.LOADING
 
 
 async def test_build_engine_vllm_of_a_missing_folder_is_refused_at_start(tmp_path: Path) -> None:
-    engine = build_engine("vllm", model=str(tmp_path / "none"))
+    engine = engine_builder("vllm", model=str(tmp_path / "none"))()
     with pytest.raises(SettingsInvalid, match="no model"):
         await engine.start()
     await engine.stop()
