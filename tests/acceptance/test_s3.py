@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,16 @@ def test_settings_and_doctor_name_the_bucket_and_no_key(tmp_path: Path, bucket: 
     code, text = say("settings", BATCHYARD_BLOBS_URL="s3://AKIA:verysecret@bucket")
     assert code == 2
     assert "verysecret" not in text
+
+
+def test_end_a_command_right_after_the_bucket_answered(tmp_path: Path, bucket: TestBucket) -> None:
+    # The client's threads may still hold the answer then; taking the interpreter down under them aborted one in six.
+    environment = os.environ | bucket.settings() | {"BATCHYARD_DATA_DIR": str(tmp_path)}
+    environment["BATCHYARD_BLOBS_URL"] = "s3://no-such-bucket"
+    command = [sys.executable, "-m", "app", "doctor", "--engine", "echo", "--port", "0"]
+
+    def code(_: int) -> int:
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(code, range(18))) == {1}
