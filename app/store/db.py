@@ -34,6 +34,8 @@ _POSTGRES_AWAY = ("08", "25P03", "28", "3D", "40", "53", "55P03", "57")
 _IDLE_SECONDS = 10.0
 _POSTGRES_FULL = "53100"
 
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -53,7 +55,7 @@ class Write(Read):
 
 
 class Database:
-    """A database by URL: `sqlite+aiosqlite:///PATH` or `postgresql+asyncpg://…`. Connects on first use."""
+    """A database by URL: `sqlite:///PATH` or `postgresql://…`. Connects on first use."""
 
     def __init__(self, url: str, *, pool_size: int = 8, busy_timeout_seconds: float = 15) -> None:
         """Raises SettingsInvalid for a URL that is neither."""
@@ -119,15 +121,22 @@ class Database:
 
 
 def parse(url: str) -> URL:
-    """Raises SettingsInvalid unless `url` names a database and a driver that this room speaks."""
+    """The address of a database, with its driver. Raises SettingsInvalid unless this room speaks with it.
+
+    The short forms that hosts of Postgres hand out are taken too: `postgres://…`, and `sslmode` among the options.
+    """
     try:
         parsed = make_url(url)
     except SQLAlchemyError as exc:
         raise SettingsInvalid("The database URL cannot be read.") from exc
-    if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg"):
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    if parsed.drivername not in (*_DRIVERS.values(), "postgresql+psycopg"):
         raise SettingsInvalid(
-            f"The database URL names '{parsed.drivername}': use sqlite+aiosqlite:///PATH or postgresql+asyncpg://HOST/NAME."
+            f"The database URL names '{parsed.drivername}': use sqlite:///PATH or postgresql://USER@HOST/NAME."
         )
+    if parsed.get_driver_name() == "asyncpg" and "sslmode" in parsed.query:
+        mode = parsed.query["sslmode"]
+        return parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
     return parsed
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from app.errors import InvalidRequest, SettingsInvalid, StorageFull, Unavailable
 from app.store import files
 from app.store.clock import moment, seconds
-from app.store.db import Database, Write, translated
+from app.store.db import Database, Write, parse, translated
 from app.store.tables import batches as batch_rows
 from app.store.tables import files as file_rows
 from tests.unit.store.scenes import make_batch, make_file
@@ -168,6 +168,28 @@ async def test_connection_lost_in_a_transaction_is_unavailable_and_heals(postgre
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("postgres://u@db.lan/yard", "postgresql+asyncpg://u@db.lan/yard"),
+        ("postgresql://u@db.lan:5433/yard", "postgresql+asyncpg://u@db.lan:5433/yard"),
+        ("postgresql://u@db/yard?sslmode=require", "postgresql+asyncpg://u@db/yard?ssl=require"),
+        ("postgresql+psycopg://u@db/yard?sslmode=require", "postgresql+psycopg://u@db/yard?sslmode=require"),
+        ("sqlite:////srv/yard.db", "sqlite+aiosqlite:////srv/yard.db"),
+    ],
+)
+def test_parse_the_forms_that_people_have(given: str, meant: str) -> None:
+    assert str(parse(given)) == meant
+
+
+async def test_database_by_its_short_form(postgres_url: str) -> None:
+    database = Database(postgres_url.replace("postgresql+asyncpg", "postgres"))
+    try:
+        await database.check()
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize(
     "url",
     [
         pytest.param("sqlite+aiosqlite:////nowhere/at/all/batchyard.db", id="no folder"),
@@ -288,7 +310,7 @@ def test_translated_sorts_sqlstates(state: str, expected: type[Unavailable] | No
     assert type(ours) is (expected or type(None))
 
 
-@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql://h/d", "sqlite:///x.db", "no url at all", ""])
+@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql+psycopg2://h/d", "sqlite+pysqlite:///x.db", "no url at all", ""])
 def test_database_refuses_a_url_it_does_not_speak(url: str) -> None:
     with pytest.raises(SettingsInvalid):
         Database(url)
