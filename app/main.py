@@ -24,7 +24,7 @@ from app.engine.factory import engine_builder
 from app.engine.media import MediaRules
 from app.engine.supervised import SupervisedEngine
 from app.errors import BatchyardError, SettingsInvalid
-from app.http.app import build_app
+from app.http.app import build_app, build_probes
 from app.service.batches import BatchService
 from app.service.courier import Courier
 from app.service.files import FileService
@@ -260,3 +260,13 @@ def create_app(settings: Settings, *, parts: Parts | None = None) -> FastAPI:
             yield {"services": own.services}
 
     return build_app(settings=settings, lifespan=lifespan)
+
+
+def create_probes(parts: Parts) -> FastAPI:
+    """What a worker over `parts` tells those who watch it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[dict[str, Any]]:
+        yield {"services": parts.services}
+
+    return build_probes(lifespan=lifespan)

@@ -90,6 +90,8 @@ def serve(
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def worker(
     context: typer.Context,
+    host: opt.Host = None,
+    port: opt.WorkerPort = None,
     data_dir: opt.DataDir = None,
     engine: opt.Engine = None,
     model: opt.Model = None,
@@ -99,7 +101,7 @@ def worker(
     log_format: opt.LogFormat = None,
     no_migrate: opt.NoMigrate = False,
 ) -> None:
-    """Run a worker without HTTP, beside `serve --role api`. Any further flag is passed on to vLLM."""
+    """Run a worker without the API, beside `serve --role api`. Any further flag is passed on to vLLM."""
     from app.cli import process
 
     loaded = opt.for_a_terminal(
@@ -107,6 +109,8 @@ def worker(
             config,
             sets,
             further=context.args,
+            server__host=host,
+            worker__port=port,
             data_dir=data_dir,
             engine__kind=engine,
             engine__model=model,

@@ -22,6 +22,9 @@ Sets = Annotated[
 DataDir = Annotated[Path | None, typer.Option("--data-dir", metavar="FOLDER", help="Folder for database and files.")]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")]
+WorkerPort = Annotated[
+    int | None, typer.Option("--port", help="Port for /health, /ready and /metrics; none without it.")
+]
 Engine = Annotated[str | None, typer.Option("--engine", metavar="vllm|echo", help="What answers the requests.")]
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model name or folder, for vllm.")]
 Role = Annotated[str | None, typer.Option("--role", metavar="all|api", help="`api` leaves the work to `worker`s.")]

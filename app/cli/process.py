@@ -18,16 +18,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 import app
 from app import telemetry
 from app.errors import SettingsInvalid
-from app.main import Parts, build, create_app, make_folders
+from app.main import Parts, build, create_app, create_probes, make_folders
 from app.settings import Loaded, Settings
 from app.store import keys as stored_keys
 from app.store.db import Database
@@ -56,14 +57,18 @@ def serve(loaded: Loaded, *, migrate: bool = True, announcer: Announcer | None =
     """
     check_keys(loaded.settings)
     _begin(loaded, mode="serve")
-    with closing(listen(loaded.settings)) as listener:
+    server = loaded.settings.server
+    with closing(listen(server.host, server.port)) as listener:
         return in_loop(_serve(loaded.settings, listener, migrate=migrate, announcer=announcer))
 
 
 def work(loaded: Loaded, *, migrate: bool = True) -> int:
-    """Run a worker without HTTP until a signal. Exit codes and errors as `serve`."""
+    """Run a worker until a signal; on worker.port it tells how it is. Exit codes and errors as `serve`."""
     _begin(loaded, mode="worker")
-    return in_loop(_work(loaded.settings, migrate=migrate))
+    settings = loaded.settings
+    port = settings.worker.port
+    with nullcontext() if port is None else closing(listen(settings.server.host, port)) as listener:
+        return in_loop(_work(settings, listener, migrate=migrate))
 
 
 def migrate(settings: Settings) -> tuple[str | None, str]:
@@ -107,9 +112,8 @@ async def stored_keys_exist(settings: Settings) -> bool:
         await database.close()
 
 
-def listen(settings: Settings) -> socket.socket:
-    """A listening socket at server.host and server.port. Raises SettingsInvalid where there can be none."""
-    host, port = settings.server.host, settings.server.port
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises SettingsInvalid where there can be none."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as exc:
@@ -177,26 +181,36 @@ async def _serve(settings: Settings, listener: socket.socket, *, migrate: bool, 
 
     with _stoppable(settings.server.stop_seconds) as stop:
         async with build(settings, migrate=migrate, stop=stop) as parts:
-            config = uvicorn.Config(
-                create_app(settings, parts=parts),
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=max(1, int(settings.server.stop_seconds * _HTTP_SHARE)),
-            )
-            server = _Server(config, started=started)
-            tasks = [asyncio.create_task(_exit_on(stop, server), name="http-stop")]
-            if announcer is not None:
-                tasks.append(asyncio.create_task(_announce(announcer, url, listening, parts), name="announce"))
-            try:
-                await server.serve(sockets=[listener])
-            finally:
-                stop.set()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+            announcing = () if announcer is None else (_announce(announcer, url, listening, parts),)
+            await _answer(create_app(settings, parts=parts), listener, parts, started, *announcing)
     return _ended(parts)
+
+
+async def _answer(
+    app: FastAPI,
+    listener: socket.socket,
+    parts: Parts,
+    started: Callable[[], None],
+    *beside: Coroutine[Any, Any, None],
+) -> None:
+    """Serve `app` until the stop, and run `beside` meanwhile."""
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(parts.settings.server.stop_seconds * _HTTP_SHARE)),
+    )
+    server = _Server(config, started=started)
+    tasks = [asyncio.create_task(work) for work in (_exit_on(parts.stop, server), *beside)]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        parts.stop.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
@@ -211,10 +225,16 @@ async def _announce(announcer: Announcer, url: str, listening: asyncio.Event, pa
         announcer.ready()
 
 
-async def _work(settings: Settings, *, migrate: bool) -> int:
+async def _work(settings: Settings, listener: socket.socket | None, *, migrate: bool) -> int:
     with _stoppable(settings.server.stop_seconds) as stop:
         async with build(settings, worker=True, migrate=migrate, stop=stop) as parts:
-            await stop.wait()
+            if listener is None:
+                await stop.wait()
+            else:
+                url = base_url(listener).removesuffix("/v1")
+                await _answer(
+                    create_probes(parts), listener, parts, lambda: log.info("listening", base_url=url, role="worker")
+                )
     return _ended(parts)
 
 

@@ -52,3 +52,16 @@ def build_app(*, settings: Settings, lifespan: Lifespan | None) -> FastAPI:
     app.include_router(interactive.build_router(body_max_bytes=settings.server.interactive_body_max_bytes))
     openapi.install(app)
     return app
+
+
+def build_probes(*, lifespan: Lifespan) -> FastAPI:
+    """`/health`, `/ready` and `/metrics` alone, for a process that serves no clients. `lifespan` as for `build_app`."""
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(Exchange, drain_max_bytes=0), Middleware(errors.LastResort)],
+    )
+    errors.register(app)
+    app.include_router(health.router)
+    return app

@@ -17,7 +17,6 @@ import pytest
 
 from app.cli.process import base_url, listen
 from app.errors import SettingsInvalid
-from app.settings import load
 from tests.databases import Postgres
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -267,12 +266,37 @@ def test_process_ends_itself_in_time_although_its_event_loop_hangs(how: str, cod
     ids=["v4", "any", "v6"],
 )
 def test_base_url_is_one_that_a_client_can_use(host: str, url: str) -> None:
-    settings = load({"server.host": host, "server.port": 0, "server.api_keys": "k" * 32}, environ={}).settings
-    with listen(settings) as listener:
+    with listen(host, 0) as listener:
         assert base_url(listener) == url.format(listener.getsockname()[1])
 
 
 def test_listen_refuses_a_name_that_is_no_address() -> None:
-    settings = load({"server.host": "no.such.host.invalid", "server.api_keys": "k" * 32}, environ={}).settings
     with pytest.raises(SettingsInvalid, match=r"server\.host no\.such\.host\.invalid is not an address"):
-        listen(settings)
+        listen("no.such.host.invalid", 0)
+
+
+def test_worker_tells_those_who_watch_it_how_it_is(started: list[Process], tmp_path: Path) -> None:
+    process = Process("worker", "--engine", "echo", "--data-dir", str(tmp_path), "--port", "0")
+    started.append(process)
+    url = str(process.wait_for("listening")["base_url"])
+    while (ready := httpx2.get(f"{url}/ready")).status_code == 503:
+        time.sleep(0.02)
+    assert ready.json() == {"ready": True, "checks": {"engine": "ready", "database": "ok", "blobs": "ok"}}
+    assert httpx2.get(f"{url}/health").status_code == 200
+    assert "\nbatch_engine_up 1.0" in httpx2.get(f"{url}/metrics").text
+    for path in ("/v1/batches", "/v1/chat/completions", "/openapi.json"):
+        refusal = httpx2.get(url + path)
+        assert (refusal.status_code, refusal.json()["error"]["type"]) == (404, "invalid_request_error")
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 0
+
+
+def test_worker_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = Process("worker", "--engine", "echo", "--data-dir", str(tmp_path), "--port", port)
+        _, log = process.popen.communicate(timeout=20)
+    assert process.popen.returncode == 2
+    assert log.splitlines()[-1].startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
