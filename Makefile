@@ -5,6 +5,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve serve-echo test lint types imports check format bench parity chaos chaos-engine openapi lock clean
+.PHONY: conformance
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +29,7 @@ serve-echo: setup ## the same with the echo engine: no model, ready at once
 # a file's server starts once. Both run, whatever the first says.
 test: model ## run all tests
 	@status=0; \
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not vllm" $(ARGS) || status=1; \
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not vllm and not clients" $(ARGS) || status=1; \
 	$(PYTHON) -m pytest -m vllm $(ARGS) || status=1; \
 	exit $$status
 
@@ -61,11 +62,15 @@ chaos: setup ## kill, freeze and cut off a service N times (100), then check eve
 chaos-engine: model ## kill the real engine five times inside one batch, then freeze it (about five minutes)
 	@BATCHYARD_CHAOS_KILLS=5 $(PYTHON) -m pytest -m vllm -s tests/vllm/test_deaths.py $(ARGS)
 
-bench: model ## measure and print the table
+bench: model ## measure and print the table; ARGS="all --markdown docs/benchmarks.md" for every row (half an hour)
 	@$(PYTHON) -m bench $(ARGS)
 
 parity: model ## run-batch beside vLLM's own on the same files: the comparison, line by line
 	@$(PYTHON) -m bench.parity $(ARGS)
+
+# Installs the programs it runs into the user's cache: minutes and 2 GB the first time.
+conformance: setup ## the contract's 96 assertions and other people's clients, each with what came of it
+	@$(PYTHON) -m tests.conformance $(ARGS)
 
 openapi: setup ## write openapi.yaml from the app
 	@$(PYTHON) -m app.http.openapi

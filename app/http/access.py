@@ -16,6 +16,9 @@ from app.service.keys import KeyService
 #: Paths, and what is below them, that any caller may have. Everything else asks for a key.
 OPEN_PATHS = ("/health", "/ready", "/metrics", "/openapi.json", "/dashboard", "/favicon.ico")
 
+#: Anthropic's clients know these paths only, and send their key as `x-api-key`. Everywhere else there is one way in.
+X_API_KEY_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+
 _NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
     "(i.e. Authorization: Bearer YOUR_KEY)."
@@ -53,10 +56,8 @@ async def _caller(keys: KeyService, scope: Scope) -> Caller:
     if not await keys.required():
         check_local(scope, headers)
         return keys.keyless()
-    values = headers.getlist("authorization")
-    scheme, _, key = (values[0] if len(values) == 1 else "").partition(" ")
-    key = key.strip()
-    if scheme.lower() != "bearer" or not key:
+    key = _stated(headers, path=scope["path"])
+    if not key:
         raise Unauthenticated(_NO_KEY)
     key = key.encode("latin-1").decode("utf-8", "replace")  # the framework reads header bytes as Latin-1
     caller = await keys.caller(key)
@@ -66,6 +67,15 @@ async def _caller(keys: KeyService, scope: Scope) -> Caller:
             code="invalid_api_key",
         )
     return caller
+
+
+def _stated(headers: Headers, *, path: str) -> str:
+    """The key that a request states; "" for none. `x-api-key` counts on its paths, when there is no Authorization."""
+    values = headers.getlist("authorization")
+    if not values and path in X_API_KEY_PATHS:
+        values = [f"Bearer {value}" for value in headers.getlist("x-api-key")]
+    scheme, _, key = (values[0] if len(values) == 1 else "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _masked(key: str) -> str:

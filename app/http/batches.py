@@ -39,6 +39,7 @@ async def create_batch(
     return Batch.of(batch)
 
 
+@router.head("", include_in_schema=False)
 @router.get(
     "",
     operation_id="listBatches",

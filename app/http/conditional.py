@@ -19,12 +19,13 @@ def unless_known(request: Request, body: BaseModel) -> Response:
     etag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
     # Theirs alone, and never without asking: a batch may have ended since.
     headers = {"etag": etag, "cache-control": "private, no-cache", "vary": "authorization"}
-    if _names(request.headers.getlist("if-none-match"), etag):
+    if is_known(request, etag):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type="application/json", headers=headers)
 
 
-def _names(values: list[str], etag: str) -> bool:
-    """By weak comparison, as RFC 9110 asks for If-None-Match. Our tags have no comma inside."""
+def is_known(request: Request, etag: str) -> bool:
+    """Whether If-None-Match names `etag`, by weak comparison as RFC 9110 asks. Our tags have no comma inside."""
+    values = request.headers.getlist("if-none-match")
     tags = [tag.strip().removeprefix("W/") for value in values for tag in value.split(",")]
     return etag in tags or "*" in tags

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from app.domain.file import Purpose
 from app.errors import BodyTooLarge, InvalidRequest
 from app.http.body import arriving, declared_bytes
-from app.http.conditional import NOT_MODIFIED, unless_known
+from app.http.conditional import NOT_MODIFIED, is_known, unless_known
 from app.http.deps import After, IdempotencyKeyDep, ProjectDep, ServicesDep, StrictInteger, single_valued
 from app.http.download import Download
 from app.http.multipart import OVERHEAD_MAX_BYTES, Event, Field, FileBegin, FileData, FormReader
@@ -148,6 +148,7 @@ async def create_file(
     raise AssertionError("unreachable: the upload's context swallows no exception of ours")
 
 
+@router.head("", include_in_schema=False)
 @router.get(
     "",
     operation_id="listFiles",
@@ -209,12 +210,14 @@ async def delete_file(file_id: str, services: ServicesDep, project_id: ProjectDe
     operation_id="downloadFile",
     summary="Download a file",
     response_class=Response,
-    responses=errors(400, 401, 404, 500, 503) | FILE_CONTENT,
+    responses=errors(400, 401, 404, 500, 503) | FILE_CONTENT | NOT_MODIFIED,
 )
 async def download_file(file_id: str, request: Request, services: ServicesDep, project_id: ProjectDep) -> Response:
     """The stored bytes. `Range` with one range is honoured."""
     content = await services.files.content(project_id, file_id)
     etag = f'"{content.file.id}"'
+    if is_known(request, etag):
+        return Response(status_code=304, headers={"etag": etag})
     part = requested_range(
         request.headers.get("range"),
         if_range=request.headers.get("if-range"),

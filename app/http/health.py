@@ -35,6 +35,7 @@ async def ready(services: ServicesDep) -> Response:
     return JSONResponse(body.model_dump(), status_code=200 if found.ok else 503)
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get(
     "/metrics",
     operation_id="metrics",

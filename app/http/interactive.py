@@ -10,18 +10,33 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.datastructures import Headers
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.domain.endpoint import BATCH_ENDPOINTS, SPEECH
 from app.errors import BodyTooLarge
 from app.http.responses import errors
-from app.service.interactive import EXTRA_PATHS, InteractiveService
+from app.service.interactive import EXTRA_PATHS, MODELS, InteractiveService
 
 _REPLY: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The model server's own reply; with `stream`, server-sent events.",
         "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+_MODEL_FIELDS = {"id": "string", "object": "string", "created": "integer", "owned_by": "string"}
+_MODEL: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The model's entry in that list.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": list(_MODEL_FIELDS),
+                    "properties": {name: {"type": kind} for name, kind in _MODEL_FIELDS.items()},
+                }
+            }
+        },
     }
 }
 _FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}}
@@ -86,7 +101,18 @@ def build_router(*, body_max_bytes: int) -> APIRouter:
             openapi_extra=extra,
         )
 
-    add("/v1/models", method="GET", summary="Names a request's `model` may carry", extra={})
+    add(MODELS, method="GET", summary="Names a request's `model` may carry", extra={})
+
+    @router.get(
+        MODELS + "/{model:path}",
+        operation_id="get_v1_models_model",
+        summary="One of them, whose name may hold slashes",
+        response_class=JSONResponse,
+        responses=_MODEL | errors(400, 401, 404, 500, 503),
+    )
+    async def model(request: Request, model: str) -> Response:
+        return JSONResponse(await request.state.services.interactive.model(model))
+
     for path, endpoint in BATCH_ENDPOINTS.items():
         add(path, method="POST", summary=endpoint.name, extra=_FORM if path in SPEECH else _JSON)
     for path, summary in EXTRA_PATHS.items():

@@ -83,7 +83,8 @@ class _Exchange:
             headers["x-request-id"] = self.request_id
             headers["openai-version"] = "2020-10-01"
             headers["openai-processing-ms"] = str(round((time.perf_counter() - self._begun_at) * 1000))
-            if not self._body_ended and (self._declared_bytes or self._drain_max_bytes + 1) > self._drain_max_bytes:
+            left_to_uvicorn = 0 < (self._declared_bytes or 0) <= self._drain_max_bytes
+            if not self._body_ended and not left_to_uvicorn:
                 self._draining = True
                 headers["connection"] = "close"
             await self._send(message)

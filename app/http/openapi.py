@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from app.http.access import X_API_KEY_PATHS
+from app.http.links import LINKS
 from app.http.responses import CREATE_FILE_REQUEST
 from app.http.upload_schemas import ADD_UPLOAD_PART_REQUEST
 
@@ -41,15 +43,20 @@ def _document(app: FastAPI) -> dict[str, Any]:
     components["schemas"]["AddUploadPartRequest"] = ADD_UPLOAD_PART_REQUEST
     components["schemas"] = dict(sorted(components["schemas"].items()))
     components["securitySchemes"] = {
-        "ApiKeyAuth": {"type": "http", "scheme": "bearer", "description": "Not asked for when the server has no keys."}
+        "ApiKeyAuth": {"type": "http", "scheme": "bearer", "description": "Not asked for when the server has no keys."},
+        "AnthropicKeyAuth": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
     document["security"] = [{"ApiKeyAuth": []}]
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if path in _OPEN_PATHS:
                 operation["security"] = []
+            elif path in X_API_KEY_PATHS:
+                operation["security"] = [{"ApiKeyAuth": []}, {"AnthropicKeyAuth": []}]
             for response in operation["responses"].values():
                 response["headers"] = {**response.get("headers", {}), **_HEADERS}
+            if operation["operationId"] in LINKS:
+                operation["responses"]["200"]["links"] = LINKS[operation["operationId"]]
     return document
 
 

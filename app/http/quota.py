@@ -40,6 +40,7 @@ class ProjectQuota(Output):
     requests_per_minute: Quota = Field(description="Calls of this API, this one included.")
 
 
+@router.head("", include_in_schema=False)
 @router.get(
     "",
     operation_id="retrieveQuota",

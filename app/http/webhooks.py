@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
 
 from app.domain.webhook import EventType
+from app.http.conditional import NOT_MODIFIED, unless_known
 from app.http.deps import After, IdempotencyKeyDep, ProjectDep, ServicesDep, StrictInteger, single_valued
 from app.http.responses import errors
 from app.http.webhook_schemas import (
@@ -49,29 +51,32 @@ async def create_webhook_endpoint(
     return WebhookEndpointWithSecret.of(endpoint)
 
 
+@router.head("/webhook_endpoints", include_in_schema=False)
 @router.get(
     "/webhook_endpoints",
     operation_id="listWebhookEndpoints",
     summary="List webhook endpoints",
     response_model=WebhookEndpointList,
-    responses=errors(400, 401, 500, 503),
+    responses=errors(400, 401, 500, 503) | NOT_MODIFIED,
     dependencies=[Depends(single_valued)],
 )
 async def list_webhook_endpoints(
+    request: Request,
     services: ServicesDep,
     project_id: ProjectDep,
     after: After = None,
     limit: Annotated[int, StrictInteger, Query(ge=1, le=100, description="Size of the page.")] = 20,
-) -> WebhookEndpointList:
+) -> Response:
     """Webhook endpoints of the project, newest first."""
     page = await services.webhooks.page(project_id, after=after, limit=limit)
     data = [WebhookEndpoint.of(endpoint) for endpoint in page.items]
-    return WebhookEndpointList(
+    body = WebhookEndpointList(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=page.has_more,
     )
+    return unless_known(request, body)
 
 
 @router.head("/webhook_endpoints/{webhook_endpoint_id}", include_in_schema=False)
@@ -80,13 +85,14 @@ async def list_webhook_endpoints(
     operation_id="retrieveWebhookEndpoint",
     summary="Retrieve a webhook endpoint",
     response_model=WebhookEndpoint,
-    responses=errors(401, 404, 500, 503),
+    responses=errors(401, 404, 500, 503) | NOT_MODIFIED,
 )
 async def retrieve_webhook_endpoint(
-    webhook_endpoint_id: str, services: ServicesDep, project_id: ProjectDep
-) -> WebhookEndpoint:
+    webhook_endpoint_id: str, request: Request, services: ServicesDep, project_id: ProjectDep
+) -> Response:
     """How the endpoint is configured, without its secret."""
-    return WebhookEndpoint.of(await services.webhooks.get(project_id, webhook_endpoint_id))
+    endpoint = await services.webhooks.get(project_id, webhook_endpoint_id)
+    return unless_known(request, WebhookEndpoint.of(endpoint))
 
 
 @router.post(
@@ -157,6 +163,7 @@ async def test_webhook_endpoint(
     return WebhookEndpointTestResult(webhook_endpoint_id=webhook_endpoint_id, event_type=event_type, status_code=status)
 
 
+@router.head("/webhook_event_types", include_in_schema=False)
 @router.get(
     "/webhook_event_types",
     operation_id="listWebhookEventTypes",

@@ -19,6 +19,7 @@ from app.domain.file import File, Purpose
 from app.domain.id import is_plausible, new_file_id, new_upload_id, new_upload_part_id
 from app.domain.upload import Upload, UploadPart, UploadStatus, takes_mime_type
 from app.errors import BlobMissing, InvalidRequest, NotFound, TooLarge, Unavailable
+from app.failpoint import failpoint
 from app.service import quotas
 from app.service.blob_sink import HEAD_BYTES, BlobSink, receiving
 from app.service.idempotency import digest_of, key_use, object_gone
@@ -126,13 +127,17 @@ class UploadService:
             yield PartSink(self, project_id, upload_id, blob)
 
     async def _add(self, project_id: str, upload_id: str, blob: BlobSink) -> UploadPart:
-        async with naming(self._database, self._blobs, key=blob.key) as state:
+        grace_seconds = self._retention.orphan_grace_seconds
+        async with naming(self._database, self._blobs, key=blob.key, grace_seconds=grace_seconds) as state:
+            await blob.finish()
+            await failpoint("upload_part_stored")
             async with self._database.write() as tx:
                 upload = _pending(await uploads.hold(tx, upload_id, project_id=project_id), upload_id)
                 await self._check_room(tx, upload, more_bytes=blob.bytes)
                 part = await uploads.add_part(
                     tx, upload_id, part_id=new_upload_part_id(), key=blob.key, bytes=blob.bytes
                 )
+                await state.in_time(tx)
             state.done = True
         return part
 
@@ -161,6 +166,7 @@ class UploadService:
         Raises NotFound; InvalidRequest for parts that do not make up the declared size, a wrong `md5` (hex), or a file
         that its purpose forbids: then the Upload is as it was, and may be completed another way; and Conflict.
         """
+        md5 = None if md5 is None else md5.strip().lower()
         asked = {"upload_id": upload_id, "part_ids": list(part_ids), "md5": md5}
         use = key_use(
             idempotency_key, "uploads.complete", project_id=project_id, asked=asked, retention=self._retention
@@ -210,6 +216,7 @@ class UploadService:
                 expires_after_seconds=life,
                 segments=[(part.key, part.bytes) for part in parts],
             )
+        await failpoint("upload_completed")
         completed, keys = ended
         await self._delete(set(keys) - {part.key for part in parts})
         log.info("upload_completed", upload_id=upload.id, file_id=file_id, parts=len(parts), bytes=file.bytes)
@@ -225,7 +232,7 @@ class UploadService:
             await asyncio.to_thread(check_first_line, bytes(head), size_bytes=upload.bytes)
         if md5 is not None:
             found = await self._md5(parts)
-            if found != md5.strip().lower():
+            if found != md5:
                 raise InvalidRequest(
                     f"The md5 of the uploaded bytes is {found}, not the given one.", code="invalid_value", param="md5"
                 )
@@ -285,7 +292,6 @@ class PartSink:
         """First the bytes are durable, then the part. Raises InvalidRequest when the Upload takes it no more."""
         if not self._blob.bytes:
             raise InvalidRequest("Invalid 'data': the part is empty.", code="invalid_value", param="data")
-        await self._blob.finish()
         return await self._service._add(self._project_id, self._upload_id, self._blob)
 
 

@@ -55,7 +55,9 @@ def test_item_43_md5_is_checked_over_the_whole(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.uploads.complete(upload.id, part_ids=ids, md5=wrong)
         assert caught.value.param == "md5"
-    done = client.uploads.complete(upload.id, part_ids=ids, md5=hashlib.md5(whole).hexdigest().upper())
+    right = hashlib.md5(whole).hexdigest()
+    done = client.uploads.complete(upload.id, part_ids=ids, md5=right.upper())
+    assert client.uploads.complete(upload.id, part_ids=ids, md5=right) == done, "the same, spelled another way"
     assert client.files.content(file_of(done).id).content == whole
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Generator
@@ -58,20 +59,23 @@ def test_test_call_sends_a_sample_and_says_what_was_answered(start_server: Start
         assert messages(server) == []
 
 
-@pytest.mark.parametrize("poll_seconds", ["0.05", "60"], ids=["during-the-attempt", "before-any-attempt"])
+@pytest.mark.parametrize("moment", ["during-the-attempt", "before-any-attempt"])
 def test_kill_between_the_end_and_its_delivery_loses_no_message(
-    start_server: StartServer, receiver: Receiver, poll_seconds: str
+    start_server: StartServer, receiver: Receiver, moment: str
 ) -> None:
-    first = start_server(settings=OPEN | {"BATCHYARD_WEBHOOKS_POLL_SECONDS": poll_seconds})
+    early = moment == "before-any-attempt"
+    first = start_server(settings=OPEN | ({"BATCHYARD_DEBUG_FAILPOINT": "finished=kill"} if early else {}))
     receiver.delay_seconds = 60
     with first.sdk() as client:
         endpoint = listen(client, receiver.url())
-        batch = run(client, [chat("a")])
-        if poll_seconds != "60":
+        batch = create(client, [chat("a")])
+        if early:
+            assert first.process.wait(20) == -signal.SIGKILL
+        else:
             receiver.wait(1)
-        first.kill()
+            first.kill()
     seen = len(receiver.received)
-    assert seen == (0 if poll_seconds == "60" else 1)
+    assert seen == (0 if early else 1)
     receiver.delay_seconds = 0
     second = start_server(data_dir=first.data_dir, settings=OPEN)
     row = until(second, delivered_at=..., seconds=30)  # at the latest when the lease of the dead has lapsed
@@ -81,6 +85,17 @@ def test_kill_between_the_end_and_its_delivery_loses_no_message(
     event = client.webhooks.unwrap(request.body, request.headers, secret=endpoint.signing_secret)
     assert isinstance(event, BatchCompletedWebhookEvent)
     assert event.data.id == batch.id
+
+
+def test_the_end_of_a_batch_is_told_at_once(start_server: StartServer, receiver: Receiver) -> None:
+    """Polling alone would take a minute."""
+    server = start_server(settings=OPEN | {"BATCHYARD_WEBHOOKS_POLL_SECONDS": "60"})
+    with server.sdk() as client:
+        listen(client, receiver.url())
+        create(client, [chat("a")])
+        receiver.wait(1)
+        create(client, [b"{}", b"{"])
+        receiver.wait(2)
 
 
 def test_deleted_endpoint_gets_nothing_more(start_server: StartServer, receiver: Receiver) -> None:

@@ -9,11 +9,12 @@ import pytest
 import yaml
 from openapi_spec_validator import validate
 
-from app.http.access import is_open
+from app.http.access import X_API_KEY_PATHS, is_open
 from app.http.app import build_app
 from app.http.openapi import as_yaml
 from app.settings import Settings
 from tests.contract.conftest import ROOT
+from tests.unit.http.scenes import Service
 
 METHODS = {"get", "post", "put", "patch", "delete", "head", "options"}
 
@@ -51,7 +52,10 @@ def test_every_operation_has_an_id_and_documents_the_envelope(ours: dict[str, An
         if is_open(path):
             assert operation["security"] == []
             continue
-        assert "security" not in operation, "the document's own holds"
+        if path in X_API_KEY_PATHS:
+            assert operation["security"] == [{"ApiKeyAuth": []}, {"AnthropicKeyAuth": []}]
+        else:
+            assert "security" not in operation, "the document's own holds"
         assert {"200", "401", "500", "503", "default"} <= set(operation["responses"])
         assert "422" not in operation["responses"]
         for status, response in operation["responses"].items():
@@ -63,7 +67,9 @@ def test_every_operation_has_an_id_and_documents_the_envelope(ours: dict[str, An
                 assert schema == {"$ref": "#/components/schemas/ErrorResponse"}
     assert len(ids) == len(set(ids))
     assert ours["security"] == [{"ApiKeyAuth": []}]
-    assert ours["components"]["securitySchemes"]["ApiKeyAuth"]["scheme"] == "bearer"
+    schemes = ours["components"]["securitySchemes"]
+    assert schemes["ApiKeyAuth"]["scheme"] == "bearer"
+    assert (schemes["AnthropicKeyAuth"]["in"], schemes["AnthropicKeyAuth"]["name"]) == ("header", "x-api-key")
 
 
 def test_every_response_schema_requires_every_key(ours: dict[str, Any]) -> None:
@@ -94,3 +100,23 @@ def test_file_content_is_binary(ours: dict[str, Any]) -> None:
         assert responses[status]["content"] == {
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
         }
+
+
+async def test_head_is_answered_wherever_get_is(service: Service, ours: dict[str, Any]) -> None:
+    file = await service.upload()
+    batch = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    hook = {"name": "mine", "url": "https://example.com/hook", "event_types": ["batch.completed"]}
+    ids = {
+        "file_id": file["id"],
+        "batch_id": (await service.client.post("/v1/batches", json=batch)).json()["id"],
+        "webhook_endpoint_id": (await service.client.post("/v1/webhook_endpoints", json=hook)).json()["id"],
+    }
+    for path, method, operation in operations(ours):
+        if method != "get" or "Interactive" in operation["tags"]:
+            continue
+        whole = await service.client.get(path.format(**ids))
+        head = await service.client.head(path.format(**ids))
+        assert head.status_code == whole.status_code, path
+        assert head.headers["content-type"] == whole.headers["content-type"], path
+        if path != "/metrics":
+            assert head.headers["content-length"] == str(len(whole.content)), path

@@ -26,9 +26,9 @@ EXPORT = "export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none"
 VLLM_FLAGS = {"--max-model-len", "--gpu-memory-utilization"}
 
 
-def marked() -> list[tuple[str, str]]:
-    """(language, code) of every block that README says is run."""
-    return re.findall(r"<!-- run: (\w+) -->\n```\w+\n(.*?)```", README, re.DOTALL)
+def marked(page: str = README) -> list[tuple[str, str]]:
+    """(language, code) of every block that the page says is run."""
+    return re.findall(r"<!-- run: (\w+) -->\n```\w+\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.fixture(scope="module")

@@ -77,11 +77,11 @@ async def test_unknown_url(client: httpx2.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("method", "url", "allow"),
     [
-        ("PUT", "/v1/files", "GET, POST"),
-        ("DELETE", "/v1/batches", "GET, POST"),
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("DELETE", "/v1/batches", "GET, HEAD, POST"),
         ("POST", "/v1/files/file-1", "DELETE, GET, HEAD"),
         ("GET", "/v1/batches/batch_1/cancel", "POST"),
-        ("OPTIONS", "/v1/files", "GET, POST"),
+        ("OPTIONS", "/v1/files", "GET, HEAD, POST"),
         ("POST", "/health", "GET, HEAD"),
     ],
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
+import openai
 import pytest
+import structlog
 
 from app.engine.echo import EchoEngine
 from app.engine.supervised import SupervisedEngine
@@ -55,6 +58,86 @@ async def test_models_lists_the_engines(client: httpx2.AsyncClient) -> None:
     reply = await client.get("/v1/models")
     assert [card["id"] for card in reply.json()["data"]] == ["echo"]
     assert reply.headers["x-request-id"].startswith("req_")
+
+
+class NamedEcho(EchoEngine):
+    """Lists models of these names, as a server with adapters does."""
+
+    async def models(self) -> Sequence[str]:
+        return ["echo", "team/adapter v2", "a"]
+
+
+async def test_model_is_its_entry_in_the_list(sqlite_database: Database, tmp_path: Path) -> None:
+    engine = SupervisedEngine(NamedEcho)
+    await engine.start()
+    assert await engine.wait_ready()
+    try:
+        async with on_a_socket(sqlite_database, tmp_path / "blobs", engine=engine) as service:
+            listed = (await service.client.get("/v1/models")).json()["data"]
+            for card in listed:
+                assert (await service.client.get(f"/v1/models/{quote(card['id'])}")).json() == card
+            assert (await service.client.get("/v1/models/team%2Fadapter%20v2")).json() == listed[1]
+            async with openai.AsyncOpenAI(base_url=f"{service.client.base_url}/v1", api_key=KEY) as sdk:
+                assert (await sdk.models.retrieve("team/adapter v2")).id == "team/adapter v2"
+                with pytest.raises(openai.NotFoundError) as caught:
+                    await sdk.models.retrieve("team")
+            assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+            assert "'team'" in caught.value.message
+    finally:
+        await engine.stop()
+
+
+async def test_model_without_an_engine_is_404(sqlite_database: Database, tmp_path: Path) -> None:
+    async with in_process(sqlite_database, tmp_path / "blobs") as service:
+        reply = await service.client.get("/v1/models/echo")
+        assert (reply.status_code, error_of(reply)["code"]) == (404, "not_served")
+
+
+async def test_messages_take_the_key_that_anthropics_sdk_sends(served: Service) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    options = {"base_url": str(served.client.base_url), "max_retries": 0}
+    asked = {"model": "echo", "messages": [TURN], "max_tokens": 3}
+    async with anthropic.AsyncAnthropic(api_key=KEY, **options) as client:
+        message = await client.messages.create(**asked)
+    assert message.content[0].text == "to be or"
+    async with anthropic.AsyncAnthropic(api_key="wrong", **options) as client:
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.messages.create(**asked)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/messages", [("x-api-key", KEY)], 200),
+        ("/v1/messages/count_tokens", [("x-api-key", KEY)], 404),
+        ("/v1/messages/count_tokens", [("x-api-key", "wrong")], 401),
+        ("/v1/messages", [("x-api-key", "wrong")], 401),
+        ("/v1/messages", [("x-api-key", "")], 401),
+        ("/v1/messages", [("x-api-key", KEY), ("x-api-key", KEY)], 401),
+        ("/v1/messages", [("x-api-key", KEY), ("authorization", "Bearer wrong")], 401),
+        ("/v1/messages", [("x-api-key", "wrong"), ("authorization", f"Bearer {KEY}")], 200),
+        (CHAT, [("x-api-key", KEY)], 401),
+        ("/v1/messages/", [("x-api-key", KEY)], 401),
+    ],
+)
+async def test_x_api_key_counts_for_messages_alone_and_not_beside_authorization(
+    served: Service, path: str, headers: list[tuple[str, str]], status: int
+) -> None:
+    del served.client.headers["authorization"]
+    reply = await served.client.post(path, json=chat(max_tokens=3), headers=headers)
+    assert reply.status_code == status
+
+
+async def test_x_api_key_is_in_no_log_line(served: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "sk-by-" + "s3cret" * 7 + "x"
+    del served.client.headers["authorization"]
+    with structlog.testing.capture_logs() as logs:
+        reply = await served.client.post("/v1/messages", json=chat(max_tokens=3), headers={"x-api-key": secret})
+    assert reply.status_code == 401
+    assert secret not in reply.text
+    assert [entry["status"] for entry in logs if entry["event"] == "http_request"] == [401]
+    assert secret not in repr(logs)
+    assert secret not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,36 @@ def test_junk_is_refused_or_read_whatever_the_split(body: bytes, size: int) -> N
     assert outcome([body]) == outcome(pieces) == outcome(body[index : index + 1] for index in range(len(body)))
 
 
+GOOD = PURPOSE + part('name="file"; filename="a.jsonl"', b"{}\r\n--\n", b"Content-Type: text/plain") + END
+
+
+@given(place=st.integers(0, len(GOOD) - 1), cut=st.integers(0, 3), put=st.binary(max_size=3), size=st.integers(1, 9))
+def test_broken_form_is_refused_or_read_whatever_the_split(place: int, cut: int, put: bytes, size: int) -> None:
+    """A good form with a wound anywhere: in a boundary, a header, a line end."""
+    body = GOOD[:place] + put + GOOD[place + cut :]
+    pieces = [body[index : index + size] for index in range(0, len(body), size)]
+    assert outcome([body]) == outcome(pieces) == outcome(body[index : index + 1] for index in range(len(body)))
+
+
+def test_form_that_ends_early_is_refused_wherever_it_ends() -> None:
+    for length in range(len(GOOD) - len(b"\r\n")):
+        assert outcome([GOOD[:length]]) is InvalidRequest, GOOD[:length]
+
+
+@pytest.mark.parametrize("start", [b"X-Long", b"X: ", b'Content-Disposition: form-data; name="file"; filename="'])
+@given(size=st.integers(1, 5000))
+def test_endless_header_is_refused_before_it_ends(start: bytes, size: int) -> None:
+    reader = FormReader(CONTENT_TYPE)
+    reader.feed(b"--B\r\n" + start)
+
+    def pour() -> None:
+        for _ in range(8192 // size + 2):
+            reader.feed(b"y" * size)
+
+    with pytest.raises(InvalidRequest):
+        pour()
+
+
 @given(header=st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: raw.decode("latin-1")))
 def test_junk_content_type_is_refused_or_read(header: str) -> None:
     for content_type in (header, "multipart/form-data" + header, "multipart/form-data; boundary=" + header):
@@ -294,3 +324,15 @@ def test_file_is_not_counted_as_overhead_nor_kept() -> None:
     for _ in range(100):
         total += sum(len(event.data) for event in reader.feed(block) if isinstance(event, FileData))
     assert 100 * len(block) - total < 10
+
+
+def test_boundary_after_plain_data_is_found_wherever_it_is_cut() -> None:
+    plain = b"{}\n" * 20
+    head = part('name="file"; filename="a"', plain)[: -len(plain) - 2]
+    rest = b"\r\n" + part('name="purpose"', b"batch") + END
+    expected = [*file_events("a", plain * 2), Field("purpose", "batch")]
+    for first, second in itertools.combinations(range(len(rest) + 1), 2):
+        assert parse([head, plain, plain, rest[:first], rest[first:second], rest[second:]]) == expected
+    for cut in range(len(plain) + len(rest) + 1):
+        tail = plain + rest
+        assert parse([head + plain, tail[:cut], tail[cut : cut + 1], tail[cut + 1 :]]) == expected

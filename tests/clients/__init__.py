@@ -1,0 +1,1 @@
+"""Programs that nobody here wrote, pointed at the service by environment only."""
