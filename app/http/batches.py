@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from app.http.conditional import NOT_MODIFIED, unless_known
-from app.http.deps import After, IdempotencyKeyDep, ProjectDep, ServicesDep, StrictInteger, single_valued
+from app.http.deps import After, IdempotencyKeyDep, PageSize, ProjectDep, ServicesDep, single_valued
 from app.http.responses import errors
 from app.http.schemas import Batch, CreateBatchRequest, ListBatchesResponse
 
@@ -53,18 +51,12 @@ async def list_batches(
     services: ServicesDep,
     project_id: ProjectDep,
     after: After = None,
-    limit: Annotated[int, StrictInteger, Query(ge=1, le=100, description="Size of the page.")] = 20,
+    limit: PageSize = 20,
 ) -> Response:
     """Batches of the project, newest first."""
     page = await services.batches.page(project_id, after=after, limit=limit)
     data = [Batch.of(batch) for batch in page.items]
-    body = ListBatchesResponse(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=page.has_more,
-    )
-    return unless_known(request, body)
+    return unless_known(request, ListBatchesResponse.of(data, has_more=page.has_more))
 
 
 @router.head("/{batch_id}", include_in_schema=False)

@@ -64,4 +64,5 @@ ServicesDep = Annotated[Services, Depends(services)]
 ProjectDep = Annotated[str, Depends(project_id)]
 IdempotencyKeyDep = Annotated[str | None, Depends(idempotency_key)]
 StrictInteger = BeforeValidator(_integer)
+PageSize = Annotated[int, StrictInteger, Query(ge=1, le=100, description="Size of the page.")]
 After = Annotated[str | None, Query(description="The id of the last object already seen; the page begins behind it.")]

@@ -169,13 +169,7 @@ async def list_files(
     """Files of the project by creation."""
     page = await services.files.page(project_id, purpose=purpose, after=after, limit=limit, descending=order == "desc")
     data = [OpenAIFile.of(file) for file in page.items]
-    body = ListFilesResponse(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=page.has_more,
-    )
-    return unless_known(request, body)
+    return unless_known(request, ListFilesResponse.of(data, has_more=page.has_more))
 
 
 @router.head("/{file_id}", include_in_schema=False)

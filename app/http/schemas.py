@@ -5,7 +5,8 @@ Inputs are strict and know every field they may have. Outputs always carry every
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -37,6 +38,30 @@ class Output(BaseModel):
         # Every key is on the wire always, also those with a default.
         json_schema_serialization_defaults_required=True
     )
+
+
+class Identified(Output):
+    """What a list may hold."""
+
+    id: str
+
+
+Item = TypeVar("Item", bound=Identified)
+
+
+class ListPage(Output, Generic[Item]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None = Field(description="Null on an empty page.")
+    last_id: str | None = Field(description="Null on an empty page.")
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: Sequence[Item], *, has_more: bool) -> Self:
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=list(data), first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 class BatchFileExpirationAfter(Input):
@@ -89,7 +114,7 @@ class CreateBatchRequest(Input):
     )
 
 
-class OpenAIFile(Output):
+class OpenAIFile(Identified):
     """A file."""
 
     id: str
@@ -114,14 +139,8 @@ class OpenAIFile(Output):
         )
 
 
-class ListFilesResponse(Output):
+class ListFilesResponse(ListPage[OpenAIFile]):
     """A page of files."""
-
-    object: Literal["list"] = "list"
-    data: list[OpenAIFile]
-    first_id: str | None = Field(description="Null on an empty page.")
-    last_id: str | None = Field(description="Null on an empty page.")
-    has_more: bool
 
 
 class DeleteFileResponse(Output):
@@ -178,7 +197,7 @@ class BatchUsage(Output):
     total_tokens: int
 
 
-class Batch(Output):
+class Batch(Identified):
     """A batch. Times are Unix seconds."""
 
     id: str
@@ -254,14 +273,8 @@ def _usage(batch: domain_batch.Batch) -> BatchUsage | None:
     )
 
 
-class ListBatchesResponse(Output):
+class ListBatchesResponse(ListPage[Batch]):
     """A page of batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Batch]
-    first_id: str | None = Field(description="Null on an empty page.")
-    last_id: str | None = Field(description="Null on an empty page.")
-    has_more: bool
 
 
 class Error(Output):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from app.domain import webhook as domain_webhook
 from app.domain.webhook import URL_MAX_CHARS, EventType
-from app.http.schemas import Storable
+from app.http.schemas import Identified, Input, ListPage, Output, Storable
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256), Storable]
 # The scheme is checked by the service: a setting may allow another.
@@ -22,15 +22,7 @@ Event = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cance
 Events = Annotated[list[Event], Field(min_length=1)]
 
 
-class _Input(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Output(BaseModel):
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
-
-
-class CreateWebhookEndpointRequest(_Input):
+class CreateWebhookEndpointRequest(Input):
     """A new webhook endpoint."""
 
     name: Name = Field(description="For people.")
@@ -38,7 +30,7 @@ class CreateWebhookEndpointRequest(_Input):
     event_types: Events = Field(description="What to tell of.")
 
 
-class UpdateWebhookEndpointRequest(_Input):
+class UpdateWebhookEndpointRequest(Input):
     """What is absent or null stays as it is."""
 
     name: Name | None = Field(None, description="For people.")
@@ -46,7 +38,7 @@ class UpdateWebhookEndpointRequest(_Input):
     event_types: Events | None = Field(None, description="The whole new set.")
 
 
-class RotateWebhookSecretRequest(_Input):
+class RotateWebhookSecretRequest(Input):
     """How to rotate."""
 
     keep_old_secret_active_for_24_hours: bool = Field(
@@ -54,13 +46,13 @@ class RotateWebhookSecretRequest(_Input):
     )
 
 
-class TestWebhookEndpointRequest(_Input):
+class TestWebhookEndpointRequest(Input):
     """What to send."""
 
     event_type: Event = Field(description="The type of the sample event.")
 
 
-class WebhookEndpoint(_Output):
+class WebhookEndpoint(Identified):
     """A webhook endpoint. Times are Unix seconds."""
 
     id: str
@@ -96,17 +88,11 @@ class WebhookEndpointWithSecret(WebhookEndpoint):
         return cls(**shown.model_dump(), signing_secret=endpoint.secret)
 
 
-class WebhookEndpointList(_Output):
+class WebhookEndpointList(ListPage[WebhookEndpoint]):
     """A page of webhook endpoints, newest first."""
 
-    object: Literal["list"] = "list"
-    data: list[WebhookEndpoint]
-    first_id: str | None = Field(description="Null on an empty page.")
-    last_id: str | None = Field(description="Null on an empty page.")
-    has_more: bool
 
-
-class DeletedWebhookEndpoint(_Output):
+class DeletedWebhookEndpoint(Output):
     """The endpoint is gone."""
 
     id: str
@@ -114,7 +100,7 @@ class DeletedWebhookEndpoint(_Output):
     deleted: bool = True
 
 
-class WebhookEndpointTestResult(_Output):
+class WebhookEndpointTestResult(Output):
     """The receiver answered; `status_code` says what."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
@@ -124,7 +110,7 @@ class WebhookEndpointTestResult(_Output):
     success: Literal[True] = True
 
 
-class WebhookEventTypeList(_Output):
+class WebhookEventTypeList(Output):
     """What an endpoint can ask for."""
 
     object: Literal["list"] = "list"

@@ -64,6 +64,7 @@ def test_load_reaches_every_knob_by_each_way(knob: Any, tmp_path: Path) -> None:
         "limits.completion_windows": "1h,any",
         "blobs.url": "s3://bucket/prefix",
         "blobs.s3_endpoint": "https://s3.lan:9000",
+        "worker.port": "9000",
     }
     usual = "something" if knob.value(settings) is None else str(knob.value(settings))
     text = shaped.get(knob.name, usual)
