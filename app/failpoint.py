@@ -19,12 +19,19 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from app.errors import Unavailable
+
+log = structlog.get_logger()
 
 #: Every moment, in the order in which a batch meets them.
 NAMES = (
     "upload_stored",  # the bytes of an upload are durable, no row names them
     "upload_named",  # … and now one does; the client has no answer yet
+    "upload_part_stored",  # the same of a part of an Upload
+    "upload_completed",  # an Upload is a file; the client has no answer yet
+    "create_recorded",  # batch and idempotency key are written, not committed
     "create_committed",  # a batch exists; the client has no answer yet
     "validation_claimed",
     "validation_recorded",  # verdict and chunks are written, not committed
@@ -39,6 +46,8 @@ NAMES = (
     "finalizing_begun",
     "finish_recorded",
     "finished",
+    "webhook_claimed",
+    "webhook_sent",  # the receiver has it, and no row says so
     "cancel_committed",
     "purge_committed",  # the rows of a file are gone, its blobs still lie there
 )
@@ -90,6 +99,7 @@ async def _spring(name: str, trap: Trap) -> None:
     _passed[name] = _passed.get(name, 0) + 1
     if trap.nth is not None and trap.nth != _passed[name]:
         return
+    log.warning("failpoint_fired", failpoint=name, action=trap.action)
     if trap.action == "pause":
         await asyncio.sleep(trap.seconds)
     elif trap.action == "error":

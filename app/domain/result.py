@@ -6,7 +6,7 @@ import json
 import math
 import random
 import secrets
-from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import msgspec
@@ -19,6 +19,11 @@ _CUTTERS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("
 
 CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+LOST = ("input_lost", "The content of the input file was lost on the server before this request was executed.")
+POISONED = (
+    "engine_error",
+    "This request was not executed: too many requests of its batch ended the model server.",
+)
 TIMED_OUT = ("request_timeout", "The model did not answer this request in time.")
 
 # Names, no secrets: a system call for each would cost more than the rest of a row.
@@ -30,8 +35,7 @@ def random_hex(digits: int) -> bytes:
     return b"%0*x" % (digits, _random.getrandbits(4 * digits))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a line ended.
 
     `row` is the whole result line with its `\\n`; `completed` tells the output file from the error file.
@@ -60,13 +64,14 @@ def answered(custom_id: str, *, status: int, body: bytes) -> Outcome:
     """The outcome of a reply: 2xx goes to the output file, everything else to the error file with `error: null`."""
     status, strict, head = settled(status, body)
     completed = 200 <= status < 300
+    names = random_hex(24 + 32)
     row = (
         b'{"id":"batch_req_%s","custom_id":%s,"response":{"status_code":%d,"request_id":"%s","body":%s},"error":null}\n'
         % (
-            random_hex(24),
-            json.dumps(custom_id).encode(),
+            names[:24],
+            encode_basestring_ascii(custom_id).encode(),
             status,
-            random_hex(32),
+            names[24:],
             strict,
         )
     )

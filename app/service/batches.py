@@ -86,6 +86,7 @@ class BatchService:
             if known is not None:
                 return await known_batch(tx, known, project_id=project_id)
             batch = await open_batch(tx, batch_id, project_id, order)
+            await failpoint("create_recorded")
         self._changed()
         await failpoint("create_committed")
         log.info("batch_created", batch_id=batch.id, input_file_id=input_file_id, endpoint=endpoint)

@@ -11,12 +11,11 @@ from app.failpoint import failpoint
 from app.service import quotas
 from app.service.blob_sink import BlobSink
 from app.service.idempotency import key_use, object_gone
-from app.service.ownerless import naming
+from app.service.ownerless import Naming, naming
 from app.service.purposes import check_filename, check_first_line, life_seconds
 from app.settings import LimitSettings, RetentionSettings
 from app.store import files, idempotency
 from app.store.db import Database, Write
-from app.store.idempotency import KeyUse
 
 
 class FileSink:
@@ -68,7 +67,21 @@ class FileSink:
         check_filename(filename, purpose=purpose)
         if purpose is Purpose.BATCH:
             await asyncio.to_thread(check_first_line, bytes(self._blob.head), size_bytes=self._blob.bytes)
-        await self._blob.finish()
+        async with naming(
+            self._database, self._blobs, key=self._blob.key, grace_seconds=self._retention.orphan_grace_seconds
+        ) as state:
+            await self._blob.finish()
+            return await self._name(state, purpose, filename, expires_after_seconds, idempotency_key)
+        raise AssertionError("unreachable: the context swallows nothing")
+
+    async def _name(
+        self,
+        state: Naming,
+        purpose: Purpose,
+        filename: str,
+        expires_after_seconds: int | None,
+        idempotency_key: str | None,
+    ) -> File:
         asked = {
             "sha256": self._blob.sha256,
             "purpose": purpose.value,
@@ -79,24 +92,21 @@ class FileSink:
             idempotency_key, "files.create", project_id=self._project_id, asked=asked, retention=self._retention
         )
         life = life_seconds(purpose, asked=expires_after_seconds, retention=self._retention)
-        return await self._name(purpose, filename, life, use)
-
-    async def _name(self, purpose: Purpose, filename: str, life: int | None, use: KeyUse | None) -> File:
         file_id = new_file_id()
-        async with naming(self._database, self._blobs, key=self._blob.key) as state:
-            await failpoint("upload_stored")
-            async with self._database.write() as tx:
-                known = None if use is None else await idempotency.claim(tx, use, object_id=file_id)
-                if known is None:
-                    await quotas.admit_bytes(tx, self._project_id, self._blob.bytes)
-                    file = await self._create_row(tx, file_id, purpose, filename, life)
-                else:
-                    found = await files.get(tx, known, project_id=self._project_id)
-                    if found is None:
-                        raise object_gone()
-                    file = found
-            await failpoint("upload_named")
-            state.done = known is None
+        await failpoint("upload_stored")
+        async with self._database.write() as tx:
+            known = None if use is None else await idempotency.claim(tx, use, object_id=file_id)
+            if known is None:
+                await quotas.admit_bytes(tx, self._project_id, self._blob.bytes)
+                file = await self._create_row(tx, file_id, purpose, filename, life)
+                await state.in_time(tx)
+            else:
+                found = await files.get(tx, known, project_id=self._project_id)
+                if found is None:
+                    raise object_gone()
+                file = found
+        await failpoint("upload_named")
+        state.done = known is None
         return file
 
     async def _create_row(self, tx: Write, file_id: str, purpose: Purpose, filename: str, life: int | None) -> File:

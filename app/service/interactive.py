@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from app import telemetry
 from app.domain.conversations import refusal_of
 from app.domain.endpoint import BATCH_ENDPOINTS, CONVERSATIONS
 from app.engine.base import Health
+from app.engine.exchange import Exchange
 from app.errors import EngineBusy, EngineDead, InvalidRequest, NotFound, Unavailable
 
 log = structlog.get_logger()
@@ -19,6 +21,8 @@ log = structlog.get_logger()
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
+
+MODELS = "/v1/models"
 
 #: Paths beside those a batch may name, and what their requests are for.
 EXTRA_PATHS: Mapping[str, str] = {
@@ -32,6 +36,10 @@ EXTRA_PATHS: Mapping[str, str] = {
 RETRY_AFTER_SECONDS = 2
 #: Above this size a body is looked at in a thread.
 _INLINE_MAX_BYTES = 256 * 1024
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
 
 
 class InteractiveEngine(Protocol):
@@ -66,7 +74,7 @@ class InteractiveService:
         if engine.health() is not Health.READY:
             raise _unavailable(engine.health())
         try:
-            if path == "/v1/models" or await engine.supports(path):
+            if path == MODELS or await engine.supports(path):
                 return
             served = [known for known in (*BATCH_ENDPOINTS, *EXTRA_PATHS) if await engine.supports(known)]
         except EngineDead as exc:
@@ -75,6 +83,21 @@ class InteractiveService:
             f"The model served here does not answer {path}. It answers: {', '.join(served) or 'nothing'}.",
             code="unsupported_endpoint",
         )
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The entry of `/v1/models` with this id. Raises as `check`, and NotFound when there is none."""
+        await self.check(MODELS)
+        engine = self._engine
+        assert engine is not None  # `check` says so
+        exchange = Exchange(MODELS, method="GET")
+        try:
+            await exchange.run(lambda scope, receive, send: engine.handle(scope, b"", receive=receive, send=send))
+        except EngineDead as exc:
+            raise _unavailable(engine.health()) from exc
+        for card in msgspec.json.decode(exchange.body, type=_Models).data:
+            if card.get("id") == name:
+                return card
+        raise NotFound(f"The model '{name[:256]}' does not exist.", code="model_not_found", param="model")
 
     async def answer(self, scope: _Message, body: bytes, *, receive: _Receive, send: _Send) -> None:
         """Let the engine answer the client. `body` has been read; the answer goes to `send` as the engine makes it.

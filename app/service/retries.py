@@ -57,7 +57,7 @@ class _Source:
 
 
 class _Row(msgspec.Struct):
-    custom_id: str
+    custom_id: str | None  # None: lost with its input
 
 
 _row = msgspec.json.Decoder(_Row)
@@ -134,7 +134,6 @@ class RetryService:
             chosen = await self._copy(source, failed, blob)
             if chosen != len(failed.digests):
                 raise Internal(f"{source.batch.id} has {len(failed.digests)} failed lines, and {chosen} in its input.")
-            await blob.finish()
             return await self._publish(source, order, use, blob)
         raise AssertionError("unreachable: the sink's context swallows no exception of ours")
 
@@ -152,7 +151,9 @@ class RetryService:
 
     async def _publish(self, source: _Source, order: Order, use: KeyUse | None, blob: BlobSink) -> Batch:
         batch_id, file_id, project_id = new_batch_id(), new_file_id(), source.batch.project_id
-        async with naming(self._database, self._blobs, key=blob.key) as state:
+        grace_seconds = self._retention.orphan_grace_seconds
+        async with naming(self._database, self._blobs, key=blob.key, grace_seconds=grace_seconds) as state:
+            await blob.finish()
             async with self._database.write() as tx:
                 known = None if use is None else await idempotency.claim(tx, use, object_id=batch_id)
                 if known is not None:
@@ -169,6 +170,7 @@ class RetryService:
                     segments=[(blob.key, blob.bytes)],
                 )
                 batch = await open_batch(tx, batch_id, project_id, replace(order, input_file_id=file_id))
+                await state.in_time(tx)
             state.done = True
         self._changed()
         log.info("batch_retried", batch_id=batch.id, retry_of=source.batch.id, input_file_id=file_id)
@@ -185,7 +187,10 @@ class _Failed:
         """Rows of an error file."""
         for line in lines:
             if line.text is not None:
-                self.digests.add(_digest(_row.decode(line.text).custom_id))
+                custom_id = _row.decode(line.text).custom_id
+                if custom_id is None:
+                    raise Conflict("The input of this batch was lost: its failed requests are not known any more.")
+                self.digests.add(_digest(custom_id))
 
     def chosen(self, cutter: LineCutter, block: bytes | None) -> list[bytes]:
         """The failed ones of the input lines that end in `block`; None: the file has ended."""

@@ -66,7 +66,7 @@ class StoreSettings(_Room):
     """The database."""
 
     url: str | None = Field(
-        None, description="`postgresql+asyncpg://…` or `sqlite+aiosqlite:///…`. Default: SQLite in the data directory."
+        None, description="`postgresql://USER@HOST/NAME` or `sqlite:///PATH`. Default: SQLite in the data directory."
     )
     pool_size: int = Field(8, ge=2, le=100, description="Connections kept open.")
     busy_timeout_seconds: float = Field(15, gt=0, description="How long SQLite waits for another process's write.")
@@ -128,7 +128,7 @@ class EngineSettings(_Room):
     window: int = Field(0, ge=0, le=65_536, description="Requests in flight at once; 0 takes what the engine asks for.")
     yielding: bool = Field(
         True,
-        description="While a client waits for vLLM, batches stand aside inside it, but for one step of eight.",
+        description="While a client waits for vLLM, batches stand aside inside it; a fifth of the time is theirs.",
     )
     request_timeout_seconds: float = Field(
         3600, gt=0, description="A line without an answer by then gets `request_timeout`."
@@ -222,6 +222,12 @@ class QuotaSettings(_Room):
 class WorkerSettings(_Room):
     """The drain."""
 
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Where a `batchyard worker` answers `/health`, `/ready` and `/metrics`, at server.host. No key.",
+    )
     poll_seconds: float = Field(
         0.25, gt=0, le=60, description="How often new work, cancels and deadlines are looked for."
     )
@@ -232,6 +238,17 @@ class WorkerSettings(_Room):
     chunk_max_lines: int = Field(1000, ge=1, le=100_000, description="Lines in one chunk.")
     chunk_max_bytes: int = Field(
         16 << 20, ge=1024, description="Bytes in one chunk; a longer line is a chunk of its own."
+    )
+    poison_lines_max: int = Field(
+        16,
+        ge=0,
+        description="When so many lines of a batch killed the engine, its others get error rows instead. 0: never.",
+    )
+    lost_after_seconds: float = Field(
+        30, gt=0, description="Stored bytes that are missing so long, while others stand, count as lost."
+    )
+    gone_after_seconds: float = Field(
+        3600, gt=0, description="…and so long where most others are missing too: a disk may not be mounted."
     )
 
     @model_validator(mode="after")

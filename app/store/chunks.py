@@ -167,6 +167,15 @@ def _held(leases: Sequence[tuple[str, str]]) -> tuple[ColumnElement[bool], ...]:
     return chunks.c.id.in_(ids), chunks.c.lease_token.in_(tokens), chunks.c.state == word(ChunkState.LEASED)
 
 
+async def hold(tx: Write, chunk_id: str, token: str) -> str:
+    """Until `tx` ends nobody else writes under this lease, or takes it. Returns the batch's id. Raises LeaseLost."""
+    held = update(chunks).where(*_fence(chunk_id, token)).values(lease_token=token).returning(chunks.c.batch_id)
+    batch_id: str | None = (await tx.conn.execute(held)).scalar_one_or_none()
+    if batch_id is None:
+        raise _lost(chunk_id)
+    return batch_id
+
+
 async def commit_part(tx: Write, chunk_id: str, token: str, *, key: str, bytes: int, tally: Tally) -> Part:
     """Record finished lines whose rows stand in blob `key`, `bytes` long. Raises LeaseLost."""
     batch_id = await _grow(tx, chunk_id, token, tally)
@@ -221,6 +230,43 @@ async def seal(
     await _grow_batch(tx, row["batch_id"], added)
     dropped = await tx.conn.execute(delete(parts).where(parts.c.chunk_id == chunk_id).returning(parts.c.key))
     return list(dropped.scalars())
+
+
+async def drop_parts(tx: Write, chunk_id: str, token: str, keys: Collection[str]) -> None:
+    """Forget parts whose bytes are lost: their lines have not ended, and are not counted. Raises LeaseLost.
+
+    Those that are forgotten already change nothing.
+    """
+    batch_id = await hold(tx, chunk_id, token)
+    mine = (parts.c.chunk_id == chunk_id, parts.c.key.in_(sorted(keys)))
+    dropped = await tx.conn.execute(delete(parts).where(*mine).returning(*parts.c))
+    tally = sum((tallies.from_row(row) for row in dropped.mappings()), NO_TALLY)
+    for table, row in ((chunks, chunk_id), (batches, batch_id)):
+        if less := tallies.shrunk(table, tally):
+            await tx.conn.execute(update(table).where(table.c.id == row).values(less))
+
+
+async def reopen(tx: Write, batch_id: str, chunk_id: str, *, lost_key: str) -> bool:
+    """A segment of this sealed chunk is lost: all its lines run again, and are not counted before they have.
+
+    False when the chunk does not name `lost_key` any more, or its batch runs no more.
+    """
+    # The batch first, as whoever ends it does: so it cannot end meanwhile.
+    running = (batches.c.id == batch_id, batches.c.status.in_(words(_RUNNING)))
+    if (await tx.conn.execute(select(batches.c.id).where(*running).with_for_update())).one_or_none() is None:
+        return False
+    named = or_(chunks.c.output_key == lost_key, chunks.c.error_key == lost_key)
+    sealed = select(chunks).where(chunks.c.id == chunk_id, chunks.c.state == word(ChunkState.SEALED), named)
+    row = (await tx.conn.execute(sealed.with_for_update())).mappings().one_or_none()
+    if row is None:
+        return False
+    tally = tallies.from_row(row)
+    empty = {f"{kind}_{field}": None for kind in ("output", "error") for field in ("key", "bytes", "rows")}
+    values = {"state": ChunkState.PENDING.value, **empty, **tallies.shrunk(chunks, tally)}
+    await tx.conn.execute(update(chunks).where(chunks.c.id == chunk_id).values(values))
+    if less := tallies.shrunk(batches, tally):
+        await tx.conn.execute(update(batches).where(batches.c.id == batch_id).values(less))
+    return True
 
 
 def _segment(name: str, segment: SealedSegment | None) -> dict[str, Any]:

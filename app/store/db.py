@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.errors import BatchyardError, InvalidRequest, SettingsInvalid, StorageFull, Unavailable
-from app.store import schema
+from app.store import schema, sqlite_connection
 from app.store.clock import moment
 from app.store.session import transaction
 
@@ -104,6 +104,11 @@ class Database:
         assert isinstance(pool, QueuePool)
         return pool.checkedout()
 
+    @property
+    def commits_late(self) -> bool:
+        """A commit that failed may happen yet: a server was asked, and its answer got lost."""
+        return self._turn is None
+
     @staticmethod
     def head() -> str:
         """The revision that this release needs."""
@@ -170,7 +175,7 @@ def connector(
 
 
 async def _open_sqlite(*place: Any, **options: Any) -> aiosqlite.Connection:
-    connection = aiosqlite.connect(*place, **options)
+    connection = sqlite_connection.Connection(*place, **options)
     thread = connection._thread
     thread.daemon = True  # a connection that is not closed must not keep the process alive
     try:

@@ -15,6 +15,7 @@ from app.store.db import Read, Write
 from app.store.files import insert_file
 from app.store.tables import batches, chunks, segments, word, words
 
+_RUNNING = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
 _OPEN = (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
 
 
@@ -41,6 +42,21 @@ async def ready(tx: Read, *, limit: int = 16) -> list[str]:
     """Ids of batches with nothing left to run; one that was cancelled before its validation has no chunk at all."""
     done = select(batches.c.id).where(batches.c.status.in_(words(_OPEN)), _all_sealed())
     return list((await tx.conn.execute(done.order_by(batches.c.id).limit(limit))).scalars())
+
+
+async def sealed_segments(tx: Read, batch_id: str) -> list[tuple[str, str, int]]:
+    """(chunk id, key, bytes) of every sealed segment of a batch that can still run lines again."""
+    running = (batches.c.id == batch_id, batches.c.status.in_(words(_RUNNING)))
+    if (await tx.conn.execute(select(batches.c.id).where(*running))).one_or_none() is None:
+        return []
+    columns = (chunks.c.id, chunks.c.output_key, chunks.c.output_bytes, chunks.c.error_key, chunks.c.error_bytes)
+    rows = await tx.conn.execute(select(*columns).where(chunks.c.batch_id == batch_id).order_by(chunks.c.position))
+    return [
+        (chunk_id, key, size)
+        for chunk_id, output, output_bytes, error, error_bytes in rows
+        for key, size in ((output, output_bytes), (error, error_bytes))
+        if key is not None
+    ]
 
 
 async def begin(tx: Write, batch_id: str) -> Batch | None:

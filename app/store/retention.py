@@ -68,6 +68,19 @@ async def owned(tx: Read, keys: Collection[str]) -> set[str]:
     return found
 
 
+async def some_named(tx: Read, *, limit: int) -> list[tuple[str, int]]:
+    """(key, bytes) of a few blobs that the database names, of every kind; at most `limit`."""
+    found: list[tuple[str, int]] = []
+    for key, size in (
+        (parts.c.key, parts.c.bytes),
+        (chunks.c.output_key, chunks.c.output_bytes),
+        (segments.c.key, segments.c.bytes),
+    ):
+        some = select(key, size).where(key.is_not(None)).limit(limit // 3)
+        found.extend((name, int(length)) for name, length in await tx.conn.execute(some))
+    return found
+
+
 async def unheld(tx: Write, chunk_ids: Collection[str]) -> set[str]:
     """Those of these chunks for which nobody can name a blob that is not named yet: sealed, free, or gone.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from app.domain.chunk import ChunkState
-from app.domain.suspicion import Doubt
+from app.domain.suspicion import GUILTY_AFTER_STRIKES, Doubt
 from app.errors import LeaseLost
 from app.store.db import Read, Write
 from app.store.tables import chunks, suspects
@@ -19,6 +19,14 @@ async def of_chunk(tx: Read, chunk_id: str) -> dict[int, Doubt]:
     """Lines of the chunk, by their index in it, of which something is known. Some may have ended since."""
     asked = select(suspects.c.line, suspects.c.deaths, suspects.c.strikes).where(suspects.c.chunk_id == chunk_id)
     return {line: Doubt(deaths, strikes) for line, deaths, strikes in await tx.conn.execute(asked)}
+
+
+async def guilty(tx: Read, batch_id: str) -> int:
+    """The number of the batch's lines that were found to kill the engine."""
+    # From the suspects, which are few, to their chunks.
+    mine = select(1).where(chunks.c.id == suspects.c.chunk_id, chunks.c.batch_id == batch_id).exists()
+    found = select(func.count()).select_from(suspects).where(suspects.c.strikes >= GUILTY_AFTER_STRIKES, mine)
+    return int((await tx.conn.execute(found)).scalar_one())
 
 
 async def record(tx: Write, chunk_id: str, token: str, doubts: Mapping[int, Doubt]) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, RowMapping, Table
 
 from app.domain.chunk import Tally
 from app.domain.usage import Usage
 
-_USAGE = tuple(field.name for field in fields(Usage))
+_USAGE = Usage.__struct_fields__
 
 
 def from_row(row: RowMapping) -> Tally:
@@ -23,6 +23,11 @@ def from_row(row: RowMapping) -> Tally:
 def columns(tally: Tally) -> dict[str, int]:
     """The values of a new row."""
     return {"completed": tally.completed, "failed": tally.failed, "unrun": tally.unrun, **asdict(tally.usage)}
+
+
+def shrunk(table: Table, tally: Tally) -> Mapping[str, ColumnElement[Any]]:
+    """SET clauses that take `tally` off the columns that `table` has."""
+    return {name: table.c[name] - value for name, value in columns(tally).items() if value and name in table.c}
 
 
 def grown(table: Table, tally: Tally) -> Mapping[str, ColumnElement[Any]]:

@@ -58,11 +58,13 @@ class Doubts:
     async def begin(self, index: int) -> bool:
         """Note that the line is about to run; False when it must not."""
         assert self.record is not None
-        if not await self.record({index: self.of(index).after_death(killed=True)}):
-            return False
+        # First, for a caller that is cancelled here cannot know whether the note was made.
         self._noted.add(index)
         self._unsaved.add(index)
-        return True
+        if await self.record({index: self.of(index).after_death(killed=True)}):
+            return True
+        self._noted.discard(index)
+        return False
 
     async def answered(self, index: int) -> None:
         """The line has its answer: set its note right, if it has one."""

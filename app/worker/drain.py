@@ -18,14 +18,16 @@ import structlog
 
 from app.blobs.base import Blobs
 from app.domain.chunk import Claim
+from app.domain.part import PartDamaged
 from app.domain.suspicion import Doubt
 from app.errors import BlobMissing, Internal, LeaseLost, Unavailable
 from app.failpoint import failpoint
 from app.settings import WorkerSettings
-from app.store import chunks
+from app.store import chunks, suspects
 from app.store.db import Database
 from app.telemetry import CHUNKS_CLAIMED, LEASES_LOST
 from app.worker import doubts
+from app.worker.absence import Absences
 from app.worker.dealing import Dealing
 from app.worker.feed import Feed
 from app.worker.intake import Intake
@@ -54,6 +56,7 @@ class Drain:
         blobs: Blobs,
         engine: RebuiltEngine,
         settings: WorkerSettings,
+        absences: Absences,
         window: int,
         request_timeout_seconds: float,
         stop_seconds: float,
@@ -76,15 +79,20 @@ class Drain:
             blobs=blobs,
             parts=self._parts,
             backlog=backlog,
+            absences=absences,
             part_max_bytes=settings.part_max_bytes,
+            poison_lines_max=settings.poison_lines_max,
         )
+        self._look_seconds = absences.look_seconds
         self._leases: dict[str, str] = {}
         self._ledgers: dict[str, Ledger] = {}
         self._set_aside: dict[str, float] = {}
+        self._poisoned: set[str] = set()
         self._final = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`, then wind down within about `stop_seconds`. Raises when a task of the drain died."""
+        self.hold_until(asyncio.get_running_loop().time() + self._settings.lease_seconds)  # then by the heartbeat
         async with asyncio.TaskGroup() as group:
             window = Window(
                 engine=self._engine, feed=self._feed, request_timeout_seconds=self._timeout_seconds, group=group
@@ -171,7 +179,8 @@ class Drain:
         except Unavailable:
             return  # stopping: the lease is released with the others
         if self._leases.get(claim.chunk_id) != claim.token:
-            return  # lost while the chunk was read
+            ledger.lose()  # while the chunk was read
+            return
         ledger.doubts.record = partial(self._note_doubt, ledger)
         self._ledgers[claim.chunk_id] = ledger
         self._feed.hungry = False
@@ -221,9 +230,20 @@ class Drain:
             try:
                 await doubts.record(self._database, ledger.chunk_id, ledger.claim.token, unsaved)
                 log.info("doubts_recorded", chunk_id=ledger.chunk_id, lines=len(unsaved))
+                if any(doubt.guilty for doubt in unsaved.values()):
+                    await self._count_guilty(ledger.claim.batch_id)
             except Unavailable as exc:
                 ledger.doubts.give_back(unsaved)
                 log.warning("doubts_not_saved", chunk_id=ledger.chunk_id, reason=exc.message)
+
+    async def _count_guilty(self, batch_id: str) -> None:
+        """End the batch here when too many of its lines have killed the engine; others learn of it as they claim."""
+        most = self._settings.poison_lines_max
+        async with self._database.read() as tx:
+            lines = await suspects.guilty(tx, batch_id)
+        if 0 < most <= lines and batch_id not in self._poisoned:
+            log.error("batch_poisoned", batch_id=batch_id, lines=lines)
+            self._poisoned.add(batch_id)
 
     async def _note_doubt(self, ledger: Ledger, lines: Mapping[int, Doubt]) -> bool:
         """As Doubts.record: before a line runs."""
@@ -253,8 +273,8 @@ class Drain:
     async def _put_aside(self, claim: Claim, exc: BlobMissing | Internal) -> None:
         """Stored bytes are missing or damaged.
 
-        Loud, and again after a while: they may come back, and are never skipped. But whoever has lost the lease finds
-        bytes missing because the new owner is done with them.
+        Loud, and again after a while: they may come back. What is lost for good is settled when the chunk is next taken
+        in. But whoever has lost the lease finds bytes missing because the new owner is done with them.
         """
         held = frozenset((claim.chunk_id,))
         with suppress(Unavailable):  # then it lapses
@@ -264,7 +284,9 @@ class Drain:
             self._drop(claim)
             return
         log.error("chunk_set_aside", batch_id=claim.batch_id, chunk_id=claim.chunk_id, reason=exc.message)
-        self._set_aside[claim.batch_id] = asyncio.get_running_loop().time() + SET_ASIDE_SECONDS
+        missing = isinstance(exc, BlobMissing | PartDamaged)
+        seconds = min(SET_ASIDE_SECONDS, self._look_seconds) if missing else SET_ASIDE_SECONDS
+        self._set_aside[claim.batch_id] = asyncio.get_running_loop().time() + seconds
         self._forget(claim)
 
     # --- side tasks ---
@@ -285,8 +307,10 @@ class Drain:
                 closing = await chunks.closing(tx, asked)
         except Unavailable:
             return  # the heartbeat says so
+        self._poisoned &= {ledger.claim.batch_id for ledger in self._ledgers.values()}
         for ledger in list(self._ledgers.values()):
-            why = closing.get(ledger.claim.batch_id)
+            batch_id = ledger.claim.batch_id
+            why = closing.get(batch_id) or ("poisoned" if batch_id in self._poisoned else None)
             if why is not None and ledger.closing is None and ledger.is_running():
                 log.info("chunk_closing", batch_id=ledger.claim.batch_id, chunk_id=ledger.chunk_id, why=why)
                 ledger.close(why)

@@ -19,12 +19,15 @@ from app.worker.patience import Bell
 
 # Lines dealt in one turn of the event loop: a real engine spends about 1 ms of this loop on admitting one.
 TURN_LINES = 32
+# Seats woken in one turn. One is enough for an engine that answers at once: it takes all lines of the turn.
+TURN_SEATS = 4
 # Request bodies inside the engine; one above it still runs, by itself.
 INFLIGHT_MAX_BYTES = 256 << 20
 
 
 class Feed:
-    """Deals lines to seats. `spawn(n)` is asked for up to n more seats when lines wait and no seat does.
+    """Deals lines to seats. `spawn(n)` is asked for up to n more seats when lines wait and no seat does; it says how
+    many it made.
 
     At most `suspects_max` lines are in flight that were so at a death of the engine. `halted` is called at the stop.
 
@@ -43,12 +46,13 @@ class Feed:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._backlog = backlog
         self._backlog_max_bytes = backlog_max_bytes
-        self.spawn: Callable[[int], None] = lambda seats: None
+        self.spawn: Callable[[int], int] = lambda seats: 0
         self.halted: Callable[[], None] = lambda: None
         self._turn_due = False
         self._dealt_this_turn = 0
         self._running_bytes = 0
         self._held_until = float("inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.engine_up = False
         self.engine_lost = asyncio.Event()
         self.stopped = False
@@ -102,7 +106,6 @@ class Feed:
         self.idle.clear()
         self._running_bytes += len(found[0].texts[found[1]] or b"")
         self._suspects_running += found[1] in found[0].doubts.known
-        self._measure()
         return found
 
     def ended(self, size: int, *, suspect: bool = False) -> None:
@@ -118,7 +121,7 @@ class Feed:
 
     async def wait(self) -> None:
         """Until there may be a line to take."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._event_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
@@ -140,7 +143,7 @@ class Feed:
     @property
     def in_doubt(self) -> bool:
         """Leases may have lapsed: another worker may be running the same lines."""
-        return asyncio.get_running_loop().time() > self._held_until
+        return self._event_loop().time() > self._held_until
 
     def hold_until(self, moment: float) -> None:
         """Deal until `moment` by the event loop's clock."""
@@ -217,25 +220,34 @@ class Feed:
     def _schedule_turn(self) -> None:
         if not self._turn_due:
             self._turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._event_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_due = False
         self._dealt_this_turn = 0
+        self._measure()
         if self._paused():
             return
         ready = self._ready()
-        wanted = min(ready, TURN_LINES)
+        wanted = min(ready, TURN_SEATS)
         woken = 0
         while woken < wanted and self._waiters:
-            _wake(self._waiters.popleft())
-            woken += 1
+            woken += _wake(self._waiters.popleft())
         if woken < wanted:
-            self.spawn(wanted - woken)
-        elif ready > wanted and self._waiters:
+            woken += self.spawn(wanted - woken)
+        if 0 < woken < ready:
             self._schedule_turn()
 
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        # Kept: up to Python 3.11 asking for it is a system call each time.
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+
+def _wake(waiter: asyncio.Future[None]) -> bool:
+    """False for one that waits no more."""
+    if waiter.done():
+        return False
+    waiter.set_result(None)
+    return True

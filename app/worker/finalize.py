@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -13,6 +14,7 @@ from app.settings import RetentionSettings, WorkerSettings
 from app.store import finals
 from app.store.db import Database
 from app.worker.patience import Bell
+from app.worker.standing import Standing
 
 log = structlog.get_logger()
 
@@ -22,12 +24,22 @@ _AT_ONCE = 64
 
 
 class Finalizer:
-    """Ends batches. Several workers may: the database lets one of them."""
+    """Ends batches. Several workers may: the database lets one of them. `ended` is called when one has ended."""
 
-    def __init__(self, *, database: Database, settings: WorkerSettings, retention: RetentionSettings) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        settings: WorkerSettings,
+        retention: RetentionSettings,
+        standing: Standing,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         self._database = database
+        self._standing = standing
         self._settings = settings
         self._retention = retention
+        self._ended = ended
         self._set_aside: dict[str, float] = {}
         self.bell = Bell()
 
@@ -49,7 +61,10 @@ class Finalizer:
             if batch_id in self._set_aside:
                 continue
             try:
-                await self._finish(batch_id)
+                if await self._standing.whole(batch_id):
+                    await self._finish(batch_id)
+                else:
+                    self._set_aside[batch_id] = now + min(SET_ASIDE_SECONDS, self._standing.look_seconds)
             except Internal as exc:
                 log.error("finalize_failed", batch_id=batch_id, reason=exc.message)  # noqa: TRY400 - told, not traced
                 self._set_aside[batch_id] = now + SET_ASIDE_SECONDS
@@ -79,3 +94,5 @@ class Finalizer:
                 completed=tally.completed,
                 failed=tally.failed,
             )
+            if self._ended is not None:
+                self._ended()

@@ -1,13 +1,12 @@
 """What validation finds in a batch input file (openai-contract 4), and the chunks it cuts: blocks in, verdict out.
 
-Memory: the line cutter's, 16 bytes for each custom_id, one entry for each distinct model, and at most `problems_max`
+Memory: the line cutter's, 8 bytes for each custom_id, one entry for each distinct model, and at most `problems_max`
 problems.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from app.domain import tokens
 from app.domain.batch import BatchProblem
@@ -15,14 +14,27 @@ from app.domain.chunk import ChunkSpec
 from app.domain.lines import Line, LineCutter
 from app.domain.request import LineRules, RequestLine, line_too_long, parse_line, stated_custom_id
 from app.settings import LimitSettings, WorkerSettings
+from app.worker.repeats import Hashes, Suspects
 
 _MODEL_SHOWN_CHARS = 256  # a longer name is no model of ours, and not worth keeping
 
 
 class Inspection:
-    """Feed the blocks of the file in order until `feed` says enough, `finish`, then ask for `problems` and `chunks`."""
+    """Feed the blocks of the file in order until `feed` says enough, `finish`, then ask for `problems` and `chunks`.
 
-    def __init__(self, *, endpoint: str, limits: LimitSettings, worker: WorkerSettings) -> None:
+    Duplicate ids are found by a second inspection only, which is given the `suspects` of the first; when the first
+    `repeated` none, there are none, and it stands.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: str,
+        limits: LimitSettings,
+        worker: WorkerSettings,
+        suspects: Suspects | None = None,
+        hashes: Hashes | None = None,
+    ) -> None:
         self._limits = limits
         self._rules = LineRules(
             endpoint=endpoint,
@@ -33,7 +45,8 @@ class Inspection:
         )
         self._cutter = LineCutter(line_max_bytes=limits.line_max_bytes)
         self._problems: list[BatchProblem] = []
-        self._seen: set[bytes] = set()
+        self._hashes = Hashes() if hashes is None else hashes
+        self._is_duplicate = self._hashes.note if suspects is None else suspects.note
         self._models: dict[str, list[int]] = {}  # the lines that name it, the first `problems_max` of them
         self._inputs = 0
         self._chunks = _ChunkCutter(max_lines=worker.chunk_max_lines, max_bytes=worker.chunk_max_bytes)
@@ -58,6 +71,10 @@ class Inspection:
         """The file has ended."""
         if self._take(self._cutter.finish()):
             self._chunks.close()
+
+    def repeated(self) -> Sequence[int]:
+        """Hashes of custom_ids that stand twice in what was fed, or that only seem to. Ask once."""
+        return self._hashes.repeated()
 
     def problems(self, models: Collection[str] | None) -> tuple[BatchProblem, ...]:
         """Everything found, in line order, what concerns the whole file first; at most `problems_max`.
@@ -97,9 +114,7 @@ class Inspection:
             self._note_id(custom_id, line.number)
 
     def _note_id(self, custom_id: str, number: int) -> None:
-        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
-        if digest not in self._seen:
-            self._seen.add(digest)
+        if not self._is_duplicate(custom_id):
             return
         shown = custom_id[: self._limits.custom_id_max_chars]
         message = (

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from app.domain.chunk import Claim, Part, Tally
 from app.domain.part import COMPLETED, FAILED, UNRUN, Row
 from app.domain.request import custom_id_of, envelope_of
-from app.domain.result import CANCELLED, EXPIRED, Outcome, answered, unanswered
+from app.domain.result import CANCELLED, EXPIRED, LOST, POISONED, Outcome, answered, unanswered
 from app.domain.usage import Usage
 from app.worker.doubts import GUILTY, Doubts
 from app.worker.job import Request
@@ -41,11 +41,19 @@ class Backlog:
         self.drained()
 
 
-_WHY_UNRUN = {"cancelled": CANCELLED, "expired": EXPIRED}
+# Lines that a user or a deadline cut off are not counted as failed, all others are.
+_WHY_CLOSED = {
+    "cancelled": (UNRUN, *CANCELLED),
+    "expired": (UNRUN, *EXPIRED),
+    "poisoned": (FAILED, *POISONED),
+    "lost": (FAILED, *LOST),
+}
 
 
 class Ledger:
     """One chunk under one lease. `texts[i]` is line i's text until it has ended; `order` is the order to send them in.
+
+    A text that is lost is empty; such a ledger is closed before anything of it is dealt.
 
     `kick` wakes whoever makes it durable: all lines have ended, enough bytes are pending, or the lease is lost.
     """
@@ -143,13 +151,20 @@ class Ledger:
                 self.model = outcome.model
 
     def close(self, why: str) -> None:
-        """Write off every line that has not ended: the batch was `cancelled` or has `expired`."""
+        """Write off every line that has not ended.
+
+        The batch was `cancelled`, has `expired` or was `poisoned` (its lines killed too many engines), or the texts are
+        `lost`.
+        """
         self.closing = why
         self.todo.clear()
-        code, message = _WHY_UNRUN[why]
+        kind, code, message = _WHY_CLOSED[why]
         for index, text in enumerate(self.texts):
             if text is not None:
-                self._add(index, UNRUN, unanswered(custom_id_of(text), code=code, message=message).row)
+                # Where the name of a line is lost too, its place is all there is to tell.
+                place = "" if text else f" It stood near line {self.claim.spec.first_line + index} of the file."
+                custom_id = custom_id_of(text) if text else None
+                self._add(index, kind, unanswered(custom_id, code=code, message=message + place).row)
 
     def lose(self) -> None:
         """The lease is gone: nothing of this ledger may be written any more."""

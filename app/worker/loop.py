@@ -19,10 +19,12 @@ import structlog
 from app.blobs.base import Blobs
 from app.settings import LimitSettings, RetentionSettings, WorkerSettings
 from app.store.db import Database
+from app.worker.absence import Absences
 from app.worker.drain import Drain
 from app.worker.finalize import Finalizer
 from app.worker.heartbeat import Heartbeat
 from app.worker.retention import Sweep
+from app.worker.standing import Standing
 from app.worker.validate import Validator
 from app.worker.webhooks import WebhookDelivery
 from app.worker.window import RebuiltEngine
@@ -52,12 +54,23 @@ class Worker:
         stop_seconds: float = 20.0,
         webhooks: WebhookDelivery | None = None,
     ) -> None:
-        self._finalizer = Finalizer(database=database, settings=settings, retention=retention)
+        absences = Absences(
+            database=database,
+            blobs=blobs,
+            lost_after_seconds=settings.lost_after_seconds,
+            gone_after_seconds=settings.gone_after_seconds,
+        )
+        standing = Standing(database=database, blobs=blobs, absences=absences)
+        tell = None if webhooks is None else webhooks.bell.ring
+        self._finalizer = Finalizer(
+            database=database, settings=settings, retention=retention, standing=standing, ended=tell
+        )
         self._drain = Drain(
             database=database,
             blobs=blobs,
             engine=engine,
             settings=settings,
+            absences=absences,
             window=window,
             request_timeout_seconds=request_timeout_seconds,
             stop_seconds=stop_seconds,
@@ -69,7 +82,9 @@ class Worker:
             engine=engine,
             settings=settings,
             limits=limits,
+            absences=absences,
             accepted=self._drain.bell.ring,
+            rejected=tell,
         )
         self._heartbeat = Heartbeat(database=database, settings=settings, drain=self._drain, validator=self._validator)
         self._webhooks = webhooks

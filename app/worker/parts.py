@@ -14,7 +14,7 @@ import structlog
 from app.blobs.base import Blobs
 from app.blobs.key import part_key
 from app.domain.chunk import Part, Tally
-from app.domain.part import PartDamaged, PartReader, encode
+from app.domain.part import PartDamaged, PartReader, Row, encode
 from app.errors import LeaseLost, Unavailable
 from app.failpoint import failpoint
 from app.store import chunks, retention
@@ -44,14 +44,18 @@ class Parts:
         """
         rows, tally = ledger.take()
         size = sum(len(row.text) for row in rows)
-        began = asyncio.get_running_loop().time()
         try:
-            data = await asyncio.to_thread(encode, rows)
-            key = await persist(lambda: self._write(ledger, data), doing="write_part", give_up=give_up)
-            part = Part(ledger.chunk_id, len(ledger.parts) + 1, key, len(data), tally)
-            await persist(lambda: self._record(ledger, part), doing="commit_part", give_up=give_up)
+            await self.keep(ledger, rows, tally, give_up=give_up)
         finally:
             self._backlog.settle(size)
+
+    async def keep(self, ledger: Ledger, rows: list[Row], tally: Tally, *, give_up: asyncio.Event) -> None:
+        """As `commit`, for rows that were taken from `ledger` already."""
+        began = asyncio.get_running_loop().time()
+        data = await asyncio.to_thread(encode, rows)
+        key = await persist(lambda: self._write(ledger, data), doing="write_part", give_up=give_up)
+        part = Part(ledger.chunk_id, len(ledger.parts) + 1, key, len(data), tally)
+        await persist(lambda: self._record(ledger, part), doing="commit_part", give_up=give_up)
         ledger.parts.append(part)
         PARTS.inc()
         PART_BYTES.inc(len(data))
@@ -108,6 +112,8 @@ class Parts:
         claim = ledger.claim
         try:
             async with self._database.write() as tx:
+                # First, for an earlier attempt whose answer got lost may be in its commit still: this waits for it.
+                await chunks.hold(tx, claim.chunk_id, claim.token)
                 if await retention.owned(tx, [part.key]):
                     return  # an earlier attempt was committed, its answer got lost
                 await chunks.commit_part(

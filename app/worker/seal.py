@@ -18,7 +18,7 @@ from app.blobs.base import BLOCK_BYTES, Blobs, BlobWriter
 from app.blobs.key import segment_key
 from app.domain.chunk import SealedSegment, Tally
 from app.domain.part import COMPLETED, PartDamaged, PartReader, Row
-from app.errors import Internal, LeaseLost
+from app.errors import BlobMissing, Internal, Unavailable
 from app.failpoint import failpoint
 from app.store import chunks, retention
 from app.store.db import Database
@@ -47,14 +47,19 @@ class Sealer:
     async def seal(self, ledger: Ledger, *, give_up: asyncio.Event) -> None:
         """Seal, however long storage is away.
 
-        Raises LeaseLost (the segments are removed again), BlobMissing or PartDamaged for a part that cannot be read,
-        and Unavailable once `give_up` is set.
+        Raises LeaseLost (the segments are removed again), BlobMissing for a part that is not there (the rows in memory
+        are one more part then), PartDamaged, and Unavailable once `give_up` is set.
         """
         rows, added = ledger.take()
         size = sum(len(row.text) for row in rows)
         rows.sort()
         try:
-            segments = await persist(lambda: self._write(ledger, rows), doing="write_segments", give_up=give_up)
+            try:
+                segments = await persist(lambda: self._write(ledger, rows), doing="write_segments", give_up=give_up)
+            except BlobMissing:
+                if rows:
+                    await self._parts.keep(ledger, rows, added, give_up=give_up)
+                raise
             dropped = await persist(lambda: self._record(ledger, segments, added), doing="commit_seal", give_up=give_up)
         finally:
             self._backlog.settle(size)
@@ -67,16 +72,21 @@ class Sealer:
         slice_bytes = min(BLOCK_BYTES, max(_SLICE_MIN_BYTES, MERGE_BYTES // (len(ledger.parts) + 1)))
         sources = [_Source(list(rows))]
         sources += [_Source([], self._parts.reader(part, block_bytes=slice_bytes)) for part in ledger.parts]
-        async with AsyncExitStack() as stack:
-            output = _Segment(self._blobs, stack, ledger, "output")
-            error = _Segment(self._blobs, stack, ledger, "error")
-            merged = 0
-            async for run in _merged(sources):
-                merged += len(run)
-                await output.write([row.text for row in run if row.kind == COMPLETED])
-                await error.write([row.text for row in run if row.kind != COMPLETED])
-            if merged != len(ledger.texts):
-                raise Internal(f"{ledger.chunk_id} has {len(ledger.texts)} lines and {merged} rows to seal.")
+        output, error = _Segment(ledger, "output"), _Segment(ledger, "error")
+        try:
+            async with AsyncExitStack() as stack:
+                merged = 0
+                async for run in _merged(sources):
+                    merged += len(run)
+                    for segment, whole in ((output, True), (error, False)):
+                        texts = [row.text for row in run if (row.kind == COMPLETED) is whole]
+                        await segment.write(texts, self._blobs, stack)
+                if merged != len(ledger.texts):
+                    raise Internal(f"{ledger.chunk_id} has {len(ledger.texts)} lines and {merged} rows to seal.")
+        except Unavailable:
+            # One of them may stand already. On a full disk it would be in the way of the next try.
+            await self._parts.delete([output.key, error.key])
+            raise
         await failpoint("segments_written")
         return output.sealed(), error.sealed()
 
@@ -92,7 +102,7 @@ class Sealer:
                 await tell_model(tx, ledger)
                 await failpoint("seal_recorded")
             await failpoint("sealed")
-        except LeaseLost:
+        except Internal:  # the lease is lost, or the books of the chunk do not add up
             await self._parts.discard(keys)
             raise
         return dropped
@@ -101,26 +111,24 @@ class Sealer:
 class _Segment:
     """One segment as it is written; its blob exists only once there is a row for it."""
 
-    def __init__(self, blobs: Blobs, stack: AsyncExitStack, ledger: Ledger, kind: Literal["output", "error"]) -> None:
-        self._blobs = blobs
-        self._stack = stack
-        self._key = segment_key(ledger.claim.batch_id, ledger.chunk_id, kind)
+    def __init__(self, ledger: Ledger, kind: Literal["output", "error"]) -> None:
+        self.key = segment_key(ledger.claim.batch_id, ledger.chunk_id, kind)
         self._writer: BlobWriter | None = None
         self._bytes = 0
         self._rows = 0
 
-    async def write(self, texts: list[bytes]) -> None:
+    async def write(self, texts: list[bytes], blobs: Blobs, stack: AsyncExitStack) -> None:
         if not texts:
             return
         if self._writer is None:
-            self._writer = await self._stack.enter_async_context(self._blobs.writer(self._key))
+            self._writer = await stack.enter_async_context(blobs.writer(self.key))
         data = b"".join(texts)
         await self._writer.write(data)
         self._bytes += len(data)
         self._rows += len(texts)
 
     def sealed(self) -> SealedSegment | None:
-        return SealedSegment(self._key, self._bytes, self._rows) if self._rows else None
+        return SealedSegment(self.key, self._bytes, self._rows) if self._rows else None
 
 
 class _Source:

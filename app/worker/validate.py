@@ -1,8 +1,8 @@
 """Validation: claims batches that wait for it, streams their input through an inspection, accepts or rejects.
 
-The file is read once, block by block, and looked at in a thread. Only a file that is good so far waits for the
-engine, to learn which models and endpoints it serves; while it waits it holds its chunk list, not a place in the
-queue.
+The file is read block by block and looked at in a thread, a second time only where two of its ids may be equal. Only
+a file that is good so far waits for the engine, to learn which models and endpoints it serves; while it waits it holds
+its chunk list, not a place in the queue.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -27,14 +28,18 @@ from app.store.db import Database
 from app.store.validations import ValidationClaim
 from app.telemetry import VALIDATION_SECONDS, VALIDATIONS
 from app.worker import admission
+from app.worker.absence import Absences, last_byte
 from app.worker.inspection import Inspection
 from app.worker.patience import Bell, persist, rest
+from app.worker.repeats import Suspects
 from app.worker.window import RebuiltEngine
 
 log = structlog.get_logger()
 
 # Files read at once: one large file must not hold up every small one.
 READING_AT_ONCE = 2
+# Longest pause between two looks for a file whose bytes are missing.
+LOOK_MAX_SECONDS = 30.0
 # Claimed batches, most of them waiting for the engine with nothing but their chunk list in memory.
 CLAIMED_AT_ONCE = 64
 
@@ -58,7 +63,9 @@ class _Validation:
 
 
 class Validator:
-    """Validates batches one after the other, two at a time. `accepted` is called when a batch became ready to run."""
+    """Validates batches one after the other, two at a time. `accepted` is called when a batch became ready to run, and
+    `rejected` when one has failed.
+    """
 
     def __init__(
         self,
@@ -68,14 +75,18 @@ class Validator:
         engine: RebuiltEngine,
         settings: WorkerSettings,
         limits: LimitSettings,
+        absences: Absences,
         accepted: Callable[[], None],
+        rejected: Callable[[], None] | None = None,
     ) -> None:
         self._database = database
+        self._absences = absences
         self._blobs = blobs
         self._engine = engine
         self._settings = settings
         self._limits = limits
         self._accepted = accepted
+        self._rejected = rejected
         self._reading = asyncio.Semaphore(READING_AT_ONCE)
         self._active: dict[str, _Validation] = {}
         self.bell = Bell()
@@ -126,8 +137,7 @@ class Validator:
         claim, over = validation.claim, validation.over
         began = asyncio.get_running_loop().time()
         try:
-            async with self._reading:
-                found = await persist(lambda: self._inspect(validation), doing="read_input", give_up=over)
+            found = await self._inspected(validation)
             problems = None if found is None else await self._verdict(claim.batch, found, over)
             if problems:
                 await persist(lambda: self._reject(claim, problems), doing="reject_batch", give_up=over)
@@ -146,8 +156,33 @@ class Validator:
         async with self._database.write() as tx:
             await validations.release(tx, claim)
 
+    async def _inspected(self, validation: _Validation) -> Inspection | BatchProblem | None:
+        """As `_inspect`, looking again, without a reading place, while bytes are missing that may come back."""
+        pause_seconds = self._absences.look_seconds
+        while True:
+            try:
+                async with self._reading:
+                    return await persist(lambda: self._inspect(validation), doing="read_input", give_up=validation.over)
+            except BlobMissing:
+                if await rest(validation.over, pause_seconds):
+                    return None
+                pause_seconds = min(LOOK_MAX_SECONDS, 1.5 * pause_seconds)
+
+    async def _is_lost(self, segments: list[Segment]) -> bool:
+        for segment in segments:
+            look = partial(last_byte, self._blobs, segment.key, size=segment.bytes)
+            try:
+                await look()
+            except BlobMissing:
+                if await self._absences.lost(segment.key, look):
+                    return True
+        return False
+
     async def _inspect(self, validation: _Validation) -> Inspection | BatchProblem | None:
-        """Everything that the file alone can tell; None when the validation is over. Raises Unavailable."""
+        """Everything that the file alone can tell; None when the validation is over.
+
+        Raises Unavailable, and BlobMissing for bytes that may come back.
+        """
         batch = validation.claim.batch
         async with self._database.read() as tx:
             file = await files.input_of(tx, batch)
@@ -159,21 +194,26 @@ class Validator:
         if file.purpose is not Purpose.BATCH:
             message = f"File {file.id} has the purpose '{file.purpose}'; the input of a batch has the purpose 'batch'."
             return BatchProblem("invalid_request", message, "file_id")
-        inspection = Inspection(endpoint=batch.endpoint, limits=self._limits, worker=self._settings)
+        inspect = partial(Inspection, endpoint=batch.endpoint, limits=self._limits, worker=self._settings)
         try:
-            await self._stream(segments, inspection, validation.over)
+            inspection = await self._stream(segments, inspect(), validation.over)
+            if repeated := await asyncio.to_thread(inspection.repeated):
+                inspection = await self._stream(segments, inspect(suspects=Suspects(repeated)), validation.over)
         except BlobMissing as exc:
             log.error("input_missing", batch_id=batch.id, reason=exc.message)  # noqa: TRY400 - told, not traced
+            if not await self._is_lost(segments):
+                raise
             return BatchProblem("invalid_request", f"The content of file {file.id} is not available.", "file_id")
         return None if validation.over.is_set() else inspection
 
-    async def _stream(self, segments: list[Segment], inspection: Inspection, over: asyncio.Event) -> None:
+    async def _stream(self, segments: list[Segment], inspection: Inspection, over: asyncio.Event) -> Inspection:
         for segment in segments:
             async with aclosing(self._blobs.read(segment.key)) as blocks:
                 async for block in blocks:
                     if over.is_set() or not await asyncio.to_thread(inspection.feed, block):
-                        return
+                        return inspection
         await asyncio.to_thread(inspection.finish)
+        return inspection
 
     async def _verdict(
         self, batch: Batch, inspection: Inspection | BatchProblem, over: asyncio.Event
@@ -220,8 +260,7 @@ class Validator:
             await failpoint("validation_recorded")
         await failpoint("validation_committed")
         if problem is not None:
-            VALIDATIONS.labels("rejected").inc()
-            log.info("batch_rejected", batch_id=claim.batch.id, problems=1, first=problem.code)
+            self._has_rejected(claim, (problem,))
             return
         VALIDATIONS.labels("accepted").inc()
         log.info("batch_accepted", batch_id=claim.batch.id, lines=inspection.lines, chunks=len(inspection.chunks))
@@ -232,5 +271,10 @@ class Validator:
             await validations.reject(tx, claim, problems=problems)
             await failpoint("validation_recorded")
         await failpoint("validation_committed")
+        self._has_rejected(claim, problems)
+
+    def _has_rejected(self, claim: ValidationClaim, problems: tuple[BatchProblem, ...]) -> None:
         VALIDATIONS.labels("rejected").inc()
         log.info("batch_rejected", batch_id=claim.batch.id, problems=len(problems), first=problems[0].code)
+        if self._rejected is not None:
+            self._rejected()

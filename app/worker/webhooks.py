@@ -10,6 +10,7 @@ import structlog
 
 from app.domain.webhook import pause_seconds
 from app.errors import Unavailable
+from app.failpoint import failpoint
 from app.service.courier import Courier, Outcome
 from app.settings import WebhookSettings
 from app.store import outbox
@@ -64,13 +65,16 @@ class WebhookDelivery:
             if not await outbox.is_due(tx):
                 return []
         async with self._database.write() as tx:
-            return await outbox.claim(
+            claimed = await outbox.claim(
                 tx,
                 limit=seats,
                 per_endpoint=self._settings.concurrency_per_endpoint,
                 lease_seconds=self._settings.timeout_seconds + LEASE_MARGIN_SECONDS,
                 held=self._under_way,
             )
+        if claimed:
+            await failpoint("webhook_claimed")
+        return claimed
 
     async def _attempt(self, claimed: Claimed) -> None:
         endpoint = claimed.endpoint
@@ -78,6 +82,7 @@ class WebhookDelivery:
             outcome = await self._courier.deliver(
                 endpoint.url, claimed.body, message_id=claimed.message_id, secrets=endpoint.signing_secrets
             )
+            await failpoint("webhook_sent")
             await self._record(claimed, outcome)
         except Unavailable as exc:
             log.warning("webhook_outcome_not_saved", message_id=claimed.message_id, reason=exc.message)

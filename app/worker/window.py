@@ -111,12 +111,14 @@ class Window:
             self._abort(seat)
             log.info("line_timed_out", **job.names(), index=seat.index)
 
-    def _grow(self, seats: int) -> None:
-        for _ in range(min(seats, self.size - len(self._seats))):
+    def _grow(self, seats: int) -> int:
+        made = max(0, min(seats, self.size - len(self._seats)))
+        for _ in range(made):
             seat = _Seat()
             seat.task = task = asyncio.create_task(self._sit(seat), name=f"seat-{len(self._seats) + 1}")
             self._seats[task] = seat
             task.add_done_callback(self._seat_ended)
+        return made
 
     def _abort(self, seat: _Seat) -> None:
         if seat.aborted_at is None and seat.task is not None:

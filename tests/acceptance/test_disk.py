@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.acceptance.batch import chat, counts, create, jsonl, run, upload, wait, wait_for_progress
+from tests.acceptance.batch import chat, counts, create, jsonl, rows, run, upload, wait, wait_for_progress
 from tests.acceptance.conftest import StartServer
 from tests.acceptance.server import Server
 from tests.acceptance.test_restart import LINES, PACED, check_complete, many, ran
@@ -25,6 +25,8 @@ SWEEP = {"BATCHYARD_RETENTION_SWEEP_SECONDS": "0.3", "BATCHYARD_RETENTION_ORPHAN
 #: Everything is in parts until the end.
 ONE_CHUNK = PACED | {"BATCHYARD_WORKER_CHUNK_MAX_LINES": "2000"}
 SET_ASIDE = frozenset({"chunk_set_aside"})
+HASTY = {"BATCHYARD_WORKER_LOST_AFTER_SECONDS": "0.6", "BATCHYARD_WORKER_GONE_AFTER_SECONDS": "1.2"}
+LOST = SET_ASIDE | {"blob_lost", "blobs_missing", "input_missing", "input_lost", "parts_lost"}
 
 
 def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
@@ -178,7 +180,7 @@ def files_of(server: Server, kind: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["parts", "uploads"])
-def test_file_removed_under_a_running_batch_is_told_and_never_skipped(
+def test_file_removed_under_a_running_batch_is_told_and_waited_for(
     start_server: StartServer, tmp_path: Path, kind: str
 ) -> None:
     first = start_server(settings=ONE_CHUNK)
@@ -204,8 +206,34 @@ def test_file_removed_under_a_running_batch_is_told_and_never_skipped(
         check_complete(client, wait(client, batch.id, until={"completed"}, seconds=100))
 
 
+@pytest.mark.parametrize("kind", ["parts", "uploads"])
+def test_file_lost_for_good_does_not_keep_its_batch_waiting(start_server: StartServer, kind: str) -> None:
+    """Lines whose answers are lost run again; without their input they end with a row that says so."""
+    lines = [chat(str(number), f"say {number}") for number in range(400)]
+    first = start_server(settings=ONE_CHUNK)
+    with first.sdk() as client:
+        batch = create(client, lines)
+        wait_for_progress(client, batch.id, lines=150)
+        first.kill()
+    kept = sum(path.read_bytes().count(b'"status_code":200') for path in files_of(first, "parts"))
+    for path in files_of(first, kind):
+        path.unlink()
+    second = start_server(data_dir=first.data_dir, settings=ONE_CHUNK | HASTY, expected_errors=LOST)
+    with second.sdk() as client:
+        ended = wait(client, batch.id, until={"completed"}, seconds=60)
+        answered, failed = rows(client, ended.output_file_id), rows(client, ended.error_file_id)
+        assert counts(ended) == (400, len(answered), len(failed))
+        if kind == "parts":
+            assert len(answered) == 400
+        else:
+            assert 150 <= len(answered) <= kept
+            assert {(row["custom_id"], row["error"]["code"]) for row in failed} == {(None, "input_lost")}
+        assert len({row["custom_id"] for row in answered}) == len(answered)
+        assert run(client, [chat("after")]).status == "completed"
+
+
 def test_input_removed_before_validation_fails_the_batch_with_a_reason(start_server: StartServer) -> None:
-    server = start_server(expected_errors=frozenset({"input_missing"}))
+    server = start_server(settings=HASTY, expected_errors=LOST)
     with server.sdk() as client:
         file = upload(client, jsonl([chat("a")]))
         for path in files_of(server, "uploads"):

@@ -160,7 +160,28 @@ def test_store_that_fails_now_and_then_and_is_slow_loses_nothing(
     assert all(faulty_s3.met[fault] > 5 for fault in order if fault is not None)
 
 
-def test_object_that_vanished_is_told_and_never_skipped(start_server: StartServer, bucket: TestBucket) -> None:
+def test_emptied_bucket_ends_the_batch_with_rows_that_say_so(start_server: StartServer, bucket: TestBucket) -> None:
+    settings = PACED | bucket.settings()
+    first = start_server(settings=settings)
+    with first.sdk() as client:
+        batch = create(client, [chat(str(number)) for number in range(400)])
+        wait_for_progress(client, batch.id, lines=100)
+        first.kill()
+    for name in bucket.objects():
+        bucket.ask("DELETE", f"/{name}")
+    hasty = {"BATCHYARD_WORKER_LOST_AFTER_SECONDS": "0.6", "BATCHYARD_WORKER_GONE_AFTER_SECONDS": "1.2"}
+    events = {"chunk_set_aside", "blob_lost", "blobs_missing", "input_lost", "parts_lost"}
+    events |= {"segment_missing", "chunk_reopened"}
+    second = start_server(data_dir=first.data_dir, settings=settings | hasty, expected_errors=frozenset(events))
+    with second.sdk() as client:
+        ended = wait(client, batch.id, until={"completed"}, seconds=90)
+        assert counts(ended) == (400, 0, 400)
+        assert ended.output_file_id is None
+        found = {(row["custom_id"], row["error"]["code"]) for row in rows(client, ended.error_file_id)}
+        assert found == {(None, "input_lost")}
+
+
+def test_object_that_vanished_is_told_and_waited_for(start_server: StartServer, bucket: TestBucket) -> None:
     """A part removed behind our back: the batch waits for it, loudly, and ends when it comes back."""
     settings = PACED | {"BATCHYARD_WORKER_CHUNK_MAX_LINES": "2000"} | bucket.settings()
     server = start_server(settings=settings, expected_errors=frozenset({"chunk_set_aside"}))

@@ -6,6 +6,7 @@
     customer   submits errands and looks on: states and counts may only go forward
     fleet      the processes, and a supervisor that restarts what died
     mishap     what is done to them
+    receiver    who is told by webhooks about the ends of batches
     storage    database and blobs from outside, and the private Postgres
     journal    what the engines ran, and whether each repetition is excused by a mishap
     ledger     what must be true at the end

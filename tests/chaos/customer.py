@@ -167,9 +167,7 @@ class Customer:
         if task.kind == "cut":
             self._cut_upload(task)
             return
-        body = multipart(("purpose", None, b"batch"), ("file", "input.jsonl", task.content))
-        reply = self.insist("POST", "/v1/files", content=body, headers=MULTIPART)
-        record.file_id = reply.json()["id"]
+        record.file_id = self._upload(task) if task.pieces == 1 else self._upload_in_parts(task)
         if task.kind == "loose":
             self.insist("DELETE", f"/v1/files/{record.file_id}")
             return
@@ -178,16 +176,44 @@ class Customer:
         if task.delete_input:
             self.insist("DELETE", f"/v1/files/{record.file_id}")
 
+    def _upload(self, task: Errand) -> str:
+        body = multipart(("purpose", None, b"batch"), ("file", "input.jsonl", task.content))
+        return str(self.insist("POST", "/v1/files", content=body, headers=MULTIPART).raise_for_status().json()["id"])
+
+    def _upload_in_parts(self, task: Errand) -> str:
+        """A part whose answer got lost is sent again, and stands twice; which one counts is ours to say."""
+        content, key = task.content, {"idempotency-key": f"{task.tag}-upload"}
+        asked = {"filename": "input.jsonl", "purpose": "batch", "bytes": len(content), "mime_type": "application/jsonl"}
+        upload = self.insist("POST", "/v1/uploads", json=asked, headers=key).raise_for_status().json()
+        size = -(-len(content) // task.pieces)
+        parts = []
+        for start in range(0, len(content), size):
+            body = multipart(("data", "part", content[start : start + size]))
+            reply = self.insist("POST", f"/v1/uploads/{upload['id']}/parts", content=body, headers=MULTIPART)
+            parts.append(reply.raise_for_status().json()["id"])
+        done = self.insist("POST", f"/v1/uploads/{upload['id']}/complete", json={"part_ids": parts}, headers=key)
+        return str(done.raise_for_status().json()["file"]["id"])
+
+    def listen(self, url: str) -> None:
+        """Have the end of every batch told to `url`."""
+        types = [f"batch.{status}" for status in sorted(TERMINAL)]
+        asked = {"name": "chaos", "url": url, "event_types": types}
+        key = {"idempotency-key": "listen"}
+        self.insist("POST", "/v1/webhook_endpoints", json=asked, headers=key).raise_for_status()
+
     def _create(self, task: Errand, file_id: str | None) -> dict[str, Any]:
-        """Once: an attempt without an answer may have made it."""
+        """Once: an attempt without an answer may have made it. With a key, only the service must see to that."""
         body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        headers = {"idempotency-key": task.tag} if task.keyed else {}
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            reply = self.call("POST", "/v1/batches", json=body | {"metadata": {"tag": task.tag}})
+            reply = self.call("POST", "/v1/batches", json=body | {"metadata": {"tag": task.tag}}, headers=headers)
             if reply is not None:
                 made: dict[str, Any] = reply.raise_for_status().json()
                 return made
             time.sleep(0.3)
+            if task.keyed:
+                continue
             for batch in self.batches():
                 if batch["metadata"] == {"tag": task.tag}:
                     return batch

@@ -21,7 +21,8 @@ _KINDS: dict[Kind, int] = {"plain": 10, "cancel": 4, "bad": 2, "expire": 2, "cut
 class Errand:
     """One thing that a customer does. `tag` names it within a round and stands in the batch's metadata.
 
-    `share` of the lines have ended when a cancel or an early deadline comes; 0 means at once.
+    `share` of the lines have ended when a cancel or an early deadline comes; 0 means at once. The file is sent as so
+    many `pieces`, by an Upload where they are more than one; a `keyed` create has an Idempotency-Key.
     """
 
     tag: str
@@ -30,6 +31,8 @@ class Errand:
     failing: frozenset[int] = field(repr=False)
     share: float
     delete_input: bool
+    pieces: int = 1
+    keyed: bool = False
 
     def custom_id(self, number: int) -> str:
         return f"{self.tag}-{number}"
@@ -75,4 +78,6 @@ def errand(seed: str, number: int) -> Errand:
         failing=failing,
         share=rng.choice([0.0, rng.random()]),
         delete_input=rng.random() < 0.25,
+        pieces=rng.choice([1, 1, 2, 3]),
+        keyed=rng.random() < 0.5,
     )

@@ -38,6 +38,12 @@ SETTINGS = {
     "WORKER_LEASE_SECONDS": str(LEASE_SECONDS),
     "WORKER_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
     "WORKER_CHUNK_MAX_LINES": "150",
+    "WEBHOOKS_ALLOW_PRIVATE_ADDRESSES": "true",
+    "WEBHOOKS_ALLOW_HTTP": "true",
+    "WEBHOOKS_POLL_SECONDS": "0.1",
+    "WEBHOOKS_TIMEOUT_SECONDS": "1",
+    "WEBHOOKS_RETRY_FIRST_SECONDS": "0.3",
+    "WEBHOOKS_RETRY_MAX_SECONDS": "2",
     "RETENTION_SWEEP_SECONDS": "0.5",
     "RETENTION_ORPHAN_GRACE_SECONDS": "15",
     "SERVER_STOP_SECONDS": "10",
@@ -72,7 +78,7 @@ class Member:
         """A new life, with `next_failpoint` armed."""
         self.failpoint, self.next_failpoint = self.next_failpoint, ""
         self.expected, self.url, self.restart_at, self.frozen_at, self.thaw_at = set(), None, None, None, None
-        self._read_from = self.log.stat().st_size if self.log.exists() else 0
+        self.forget()
         arguments = ["worker"] if self.role == "worker" else ["serve", "--role", self.role]
         with self.log.open("ab") as stream:
             self.popen = subprocess.Popen(
@@ -84,6 +90,10 @@ class Member:
                 stderr=stream,
                 start_new_session=True,
             )
+
+    def forget(self) -> None:
+        """This life is over: what it logged is no word of the next."""
+        self._read_from = self.log.stat().st_size if self.log.exists() else 0
 
     @property
     def pid(self) -> int:
@@ -120,6 +130,17 @@ class Member:
             stream.seek(self._read_from)
             return any(b'"worker_started"' in line or b'"listening"' in line for line in stream)
 
+    def fired(self) -> bool:
+        """Its failpoint has been reached in this life."""
+        with self.log.open("rb") as stream:
+            stream.seek(self._read_from)
+            return any(b'"failpoint_fired"' in line for line in stream)
+
+    def all_fired(self) -> list[str]:
+        """The failpoints that it reached, over all lives."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return [json.loads(line)["failpoint"] for line in lines if '"failpoint_fired"' in line]
+
     def loud(self) -> list[dict[str, Any]]:
         """Everything at level error or above, and every line that is no event, over all lives."""
         found = []
@@ -146,7 +167,6 @@ class Fleet:
         self.members: list[Member] = []
         self.excuses: list[Excuse] = []
         self.problems: list[str] = []
-        self.fired: list[str] = []
         self.outage = threading.Event()
         self._back_at = float("-inf")
         self._end = threading.Event()
@@ -221,6 +241,7 @@ class Fleet:
             member.send(signal.SIGKILL)
         with self._lock:
             self._judge_death(member)
+            member.forget()
             self.excuses.append(Excuse("end", member.pid, begin, time.monotonic_ns(), durable))
             if restart_seconds is not None:
                 member.next_failpoint, member.wanted = failpoint, True
@@ -297,7 +318,6 @@ class Fleet:
             if member.restart_at is not None and now >= member.restart_at and not self.outage.is_set():
                 member.start()
         elif member.frozen_at is None and member.frozen():
-            self.fired.append(member.failpoint)
             member.frozen_at, member.thaw_at = self._looked_at, now + FREEZE_SECONDS
             self._froze(member)
         elif member.thaw_at is not None and now >= member.thaw_at:
@@ -323,7 +343,6 @@ class Fleet:
         if code in member.expected or (early and 0 in member.expected):
             return
         if code == -signal.SIGKILL and "=kill" in member.failpoint:
-            self.fired.append(member.failpoint)
             self._excuse(member.failpoint, [member], self._looked_at)  # it lived then
         elif code == 1 and self._database_away_lately() and not member.has_started():
             pass  # it says so, and a supervisor tries again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from app.failpoint import NAMES
@@ -13,36 +13,68 @@ from tests.chaos.fleet import LEASE_SECONDS, Fleet, Member
 from tests.chaos.storage import PrivatePostgres
 
 #: Points that an API passes; all others are a worker's.
-_API_POINTS = frozenset({"upload_stored", "upload_named", "create_committed", "cancel_committed"})
+_API_POINTS = frozenset(
+    {
+        "upload_stored",
+        "upload_named",
+        "upload_part_stored",
+        "upload_completed",
+        "create_recorded",
+        "create_committed",
+        "cancel_committed",
+    }
+)
 #: How long a failpoint may take to be reached, from the start of its process, before the next mishap comes.
 _REACH_SECONDS = 8.0
+#: … and where nothing else is to be seen.
+_COVER_SECONDS = 20.0
 #: Most mishaps wait so long for the last one to be got over; the others strike while it is not.
 _RECOVERY_SECONDS = 8.0
-_WEIGHTS = {"kill": 6, "kill_all": 2, "failpoint": 8, "freeze": 3, "end": 2, "scale": 2, "outage": 1}
+_WEIGHTS = {"kill": 6, "kill_all": 2, "freeze": 3, "end": 2, "scale": 2, "outage": 1}
+#: Of ten mishaps so many happen at failpoints, which are dealt in turn over the rounds of a run: none is left out.
+POINTS_A_ROUND = 4
 _ACTIONS = {"kill": 6, "freeze": 2, "error": 1, "pause:1": 1}
+
+
+def points_of(seed: str) -> list[str]:
+    """The failpoints of a round, in order; `seed` is that of the run, a slash and the number of the round."""
+    run, _, number = seed.rpartition("/")
+    names = list(NAMES)
+    random.Random(f"{run}/points").shuffle(names)
+    first = int(number) * POINTS_A_ROUND
+    return [names[(first + place) % len(names)] for place in range(POINTS_A_ROUND)]
 
 
 @dataclass
 class Mishaps:
-    """`outage_seconds` is the longest time for which Postgres goes away."""
+    """`outage_seconds` is the longest time for which Postgres goes away. With `only`, nothing but those failpoints."""
 
     fleet: Fleet
     seed: str
     postgres: PrivatePostgres | None
     outage_seconds: float
     tell: Callable[[str], None]
+    only: Sequence[str] = ()
     done: Counter[str] = field(default_factory=Counter)
 
     def run(self, count: int) -> None:
         """`count` of them. Every choice comes from the seed, but what it meets depends on time."""
-        for number in range(count):
+        plan = random.Random(f"{self.seed}/plan")
+        points = dict(enumerate(self.only))
+        if not points:
+            places = sorted(plan.sample(range(count), min(count, POINTS_A_ROUND)))
+            points = dict(zip(places, points_of(self.seed), strict=False))
+        for number in range(len(self.only) or count):
             rng = random.Random(f"{self.seed}/mishap/{number}")
             if rng.random() < 0.75:
                 self._recovered()
             time.sleep(rng.uniform(0.2, 1.5))
             kinds = [kind for kind in _WEIGHTS if self._possible(kind)]
             [kind] = rng.choices(kinds, weights=[_WEIGHTS[kind] for kind in kinds])
-            target = getattr(self, f"_{kind}")(rng)
+            if number in points:
+                kind, target = "failpoint", self._failpoint(rng, points[number])
+            else:
+                target = getattr(self, f"_{kind}")(rng)
             self.done[kind] += 1
             self.tell(f"mishap {number}: {kind} {target}")
 
@@ -100,19 +132,17 @@ class Mishaps:
             self.fleet.kill([victim], restart_seconds=float("inf"))
         return f"up, and {victim.name} away"
 
-    def _failpoint(self, rng: random.Random) -> str:
-        name = rng.choice(NAMES)
+    def _failpoint(self, rng: random.Random, name: str) -> str:
         [action] = rng.choices(list(_ACTIONS), weights=list(_ACTIONS.values()))
-        nth = rng.choice([1, 1, 1, 2, 4])
+        nth = 1 if self.only else rng.choice([1, 1, 1, 2, 4])
         victim = self._victim(rng, "all", "api" if name in _API_POINTS else "worker")
         if victim is None:
             return "nobody"
         trap = f"{name}={action}@{nth}"
-        fired = len(self.fleet.fired)
         self.fleet.end(victim, restart_seconds=0, failpoint=trap)
-        deadline = time.monotonic() + _REACH_SECONDS
-        while action in ("kill", "freeze") and len(self.fleet.fired) == fired and time.monotonic() < deadline:
-            time.sleep(0.02)
+        deadline = time.monotonic() + (_COVER_SECONDS if self.only else _REACH_SECONDS)
+        while not victim.fired() and time.monotonic() < deadline:
+            time.sleep(0.05)
         return f"{trap} in {victim.name}"
 
     def _outage(self, rng: random.Random) -> str:

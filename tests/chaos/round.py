@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.chaos.fleet import KEY, Fleet
 from tests.chaos.journal import Journal, Verdict, judge
 from tests.chaos.ledger import audit
 from tests.chaos.mishap import Mishaps
+from tests.chaos.receiver import Receiver
 from tests.chaos.storage import PostgresRows, PrivatePostgres, Rows, SqliteRows, Storage
 
 STUCK_SECONDS = 60.0
@@ -61,7 +62,7 @@ class Report:
 
 @dataclass
 class Round:
-    """`seed` decides everything but time. `workers` processes run lines; `mishaps` happen."""
+    """`seed` decides everything but time. `workers` processes run lines; so many `mishaps` happen, or `only` these."""
 
     seed: str
     database: Kind
@@ -70,6 +71,7 @@ class Round:
     postgres: PrivatePostgres | None = None
     outage_seconds: float = 10.0
     tell: Callable[[str], None] = lambda text: None
+    only: Sequence[str] = ()
 
     def run(self) -> Report:
         """Raises nothing for what the service did wrong: that stands in `problems`. Keeps the folder then."""
@@ -95,10 +97,12 @@ class Round:
         (folder / "data").mkdir()
         fleet = Fleet(folder, storage, settings, seed=self.seed)
         customer = Customer(self.seed, KEY, fleet.url, storage.age)
-        mishaps = Mishaps(fleet, self.seed, self.postgres, self.outage_seconds, self.tell)
+        mishaps = Mishaps(fleet, self.seed, self.postgres, self.outage_seconds, self.tell, self.only)
+        receiver = Receiver()
         try:
             fleet.open(self._roles())
             _until(lambda: fleet.url() is not None, 60, "no API listens")
+            customer.listen(receiver.url)
             customer.start()
             mishaps.run(self.mishaps)
             customer.close()
@@ -107,11 +111,13 @@ class Round:
             _wait(lambda: not customer.running(), STUCK_SECONDS)
             report.slowest_seconds = time.monotonic() - calm_at
             self._audit(customer, report)
+            self._hear(customer, receiver, report)
         finally:
             customer.leave()
             fleet.close()
+            receiver.close()
         report.mishaps, report.unavailable = mishaps.done, customer.unavailable
-        report.fired = Counter(trap.partition("@")[0] for trap in fleet.fired)
+        report.fired = Counter(name for member in fleet.members for name in member.all_fired())
         report.problems += [*customer.problems, *fleet.problems, *_logged(fleet)]
         self._judge(Journal(folder / "journal"), fleet, customer, report)
         self._sweep(folder, storage, settings, report)
@@ -139,11 +145,24 @@ class Round:
         found = {batch["id"]: batch for batch in customer.batches()}
         for missing in customer.seen.keys() - found.keys():
             report.problems.append(f"{missing} is lost")
+        made = Counter((batch["metadata"] or {}).get("tag", "") for batch in found.values())
+        for tag, times in made.items():
+            if times > 1 and tag in records and records[tag].errand.keyed:
+                report.problems.append(f"{tag} was doubled: its one Idempotency-Key made {times} batches")
         for batch in found.values():
             record = records.get((batch["metadata"] or {}).get("tag", ""))
             report.problems += audit(batch, record, read)
             report.ends[batch["status"]] += 1
             report.lines += batch["request_counts"]["total"]
+
+    def _hear(self, customer: Customer, receiver: Receiver, report: Report) -> None:
+        """The end of every batch must be told, and told right. More than once is allowed."""
+        ends = {batch["id"]: f"batch.{batch['status']}" for batch in customer.batches()}
+        _wait(lambda: ends.keys() <= receiver.told.keys(), STUCK_SECONDS)
+        for batch_id, end in ends.items():
+            told = receiver.told.get(batch_id, set())
+            if told != {end}:
+                report.problems.append(f"{batch_id} ended as {end}, and what was told is {sorted(told)}")
 
     def _judge(self, journal: Journal, fleet: Fleet, customer: Customer, report: Report) -> None:
         tags = Counter((batch["metadata"] or {}).get("tag", "") for batch in customer.seen.values())

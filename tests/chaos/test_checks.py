@@ -6,12 +6,17 @@ import copy
 import json
 from typing import Any
 
+import httpx2
 import pytest
 
+from app.failpoint import NAMES
+from tests.chaos.__main__ import COVERING, MISHAPS_A_ROUND
 from tests.chaos.customer import Record, step_back
 from tests.chaos.errand import Errand, errand
 from tests.chaos.journal import Excuse, judge
 from tests.chaos.ledger import audit
+from tests.chaos.mishap import points_of
+from tests.chaos.receiver import Receiver
 
 ERRAND = Errand("e1", "plain", lines=4, failing=frozenset({2}), share=0, delete_input=False)
 USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
@@ -121,3 +126,22 @@ def test_errand_comes_from_the_seed_alone() -> None:
     bodies = [json.loads(line)["body"] for line in task.content.splitlines() if line.startswith(b'{"')]
     assert bodies == [task.body(n) for n in range(task.lines)]
     assert len(copy.copy(task.digests)) == task.lines
+
+
+def test_long_run_deals_every_failpoint() -> None:
+    rounds = COVERING // MISHAPS_A_ROUND
+    dealt = [name for number in range(rounds) for name in points_of(f"s/{number}")]
+    assert set(dealt) == set(NAMES)
+    assert dealt == [name for number in range(rounds) for name in points_of(f"s/{number}")]
+    assert dealt != [name for number in range(rounds) for name in points_of(f"t/{number}")]
+
+
+def test_receiver_keeps_what_it_is_told() -> None:
+    receiver = Receiver()
+    try:
+        event = {"type": "batch.completed", "data": {"id": "batch_1"}}
+        for _ in range(2):
+            assert httpx2.post(receiver.url, json=event, timeout=10).status_code == 200
+        assert receiver.told == {"batch_1": {"batch.completed"}}
+    finally:
+        receiver.close()

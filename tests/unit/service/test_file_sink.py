@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app.blobs.base import BlobWriter
 from app.blobs.local import LocalBlobs
 from app.domain.file import Purpose
 from app.errors import InvalidRequest, StorageFull, TooLarge, Unavailable
@@ -19,6 +20,7 @@ from app.service.files import FileService
 from app.service.purposes import check_filename, parse_purpose
 from app.settings import LimitSettings, RetentionSettings
 from app.store.db import Database, Write
+from app.worker.retention import Sweep
 from tests.unit.service.scenes import LINE, content, stored, upload
 
 DAY = 86_400
@@ -262,3 +264,42 @@ async def test_hashing_and_the_first_line_stay_off_the_loop(
     assert file.sha256 == hashlib.new("sha256", data).hexdigest()
     assert len(threads) == 1 + -(-len(data) // (2 << 20))
     assert threading.get_ident() not in threads
+
+
+class StopsHere(LocalBlobs):
+    """A process that stands still once its bytes are durable, and is woken up later."""
+
+    def __init__(self, path: Path, *, seconds: float) -> None:
+        super().__init__(path)
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def writer(self, key: str) -> AsyncGenerator[BlobWriter]:
+        async with super().writer(key) as writer:
+            yield writer
+        await asyncio.sleep(self._seconds)
+
+
+async def test_process_that_stood_still_names_nothing_the_sweep_may_have_taken(database: Database, root: Path) -> None:
+    """The sweep has removed the bytes when it wakes up; a row that names them would be a lie."""
+    retention = RetentionSettings(orphan_grace_seconds=0.4)
+    blobs = StopsHere(root, seconds=1.2)
+    files = FileService(database=database, blobs=blobs, limits=LimitSettings(), retention=retention)
+    sweep = Sweep(database=database, blobs=LocalBlobs(root), settings=retention)
+    uploading = asyncio.create_task(upload(files))
+    while not stored(root):  # noqa: ASYNC110 - asks what has no event
+        await asyncio.sleep(0.01)
+    while stored(root) and not uploading.done():
+        await sweep._remove_orphans()
+        await asyncio.sleep(0.05)
+    with pytest.raises(Unavailable, match="too long"):
+        await uploading
+    assert (await files.page("team", purpose=None, after=None, limit=10, descending=True)).items == []
+    assert stored(root) == []
+
+
+async def test_slow_upload_within_the_grace_time_is_kept(sqlite_database: Database, root: Path) -> None:
+    retention = RetentionSettings(orphan_grace_seconds=60)
+    blobs = StopsHere(root, seconds=0.3)
+    files = FileService(database=sqlite_database, blobs=blobs, limits=LimitSettings(), retention=retention)
+    assert await content(files, await upload(files)) == LINE

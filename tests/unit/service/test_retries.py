@@ -49,7 +49,7 @@ class Scene:
         self.files = files
         self.batches = batches
 
-    async def ended(self, data: bytes, *failed: str, status: BatchStatus = BatchStatus.COMPLETED) -> Batch:
+    async def ended(self, data: bytes, *failed: str | None, status: BatchStatus = BatchStatus.COMPLETED) -> Batch:
         given = await upload(self.files, data)
         batch = await self.batches.create(
             "team",
@@ -104,6 +104,12 @@ async def test_changes_take_the_place_of_what_the_old_batch_had(
     made = await retries.create("team", batch.id, changes=changes)
     assert made.expires_at == made.created_at + 7200
     assert (made.metadata, made.output_expires_after_seconds) == ({"retry_of": "mine"}, 3600)
+
+
+async def test_lines_whose_names_are_lost_are_not_retried(scene: Scene, retries: RetryService) -> None:
+    batch = await scene.ended(line("a"), "a", None)
+    with pytest.raises(Conflict, match="lost"):
+        await retries.create("team", batch.id, changes=SAME)
 
 
 @pytest.mark.parametrize("status", list(BatchStatus))

@@ -310,7 +310,9 @@ def test_translated_sorts_sqlstates(state: str, expected: type[Unavailable] | No
     assert type(ours) is (expected or type(None))
 
 
-@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql+psycopg2://h/d", "sqlite+pysqlite:///x.db", "no url at all", ""])
+@pytest.mark.parametrize(
+    "url", ["mysql://h/d", "postgresql+psycopg2://h/d", "sqlite+pysqlite:///x.db", "no url at all", ""]
+)
 def test_database_refuses_a_url_it_does_not_speak(url: str) -> None:
     with pytest.raises(SettingsInvalid):
         Database(url)

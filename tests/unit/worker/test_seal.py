@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
+from app.blobs.base import BlobWriter
 from app.domain.chunk import NO_TALLY, Part, Tally
-from app.domain.part import PartDamaged
+from app.domain.part import PartDamaged, encode
 from app.domain.result import Outcome
-from app.errors import Internal, LeaseLost
+from app.errors import BlobMissing, Internal, LeaseLost, StorageFull
 from app.settings import LimitSettings
 from app.store import chunks, validations
+from app.store.tables import chunks as chunk_rows
 from app.worker import seal as sealing
+from app.worker.absence import Absences
 from app.worker.inspection import Inspection
 from app.worker.intake import Intake
 from app.worker.ledger import Backlog, Ledger
 from app.worker.parts import Parts
 from app.worker.seal import Sealer
-from tests.unit.worker.yard import CHAT, QUICK, Yard, jsonl, line
+from tests.unit.worker.yard import CHAT, QUICK, FaultyBlobs, Yard, jsonl, line
 
 
 class Bench:
@@ -56,9 +62,19 @@ class Bench:
             blobs=self.yard.blobs,
             parts=self.parts,
             backlog=self.backlog,
+            absences=Absences(
+                database=self.yard.database, blobs=self.yard.blobs, lost_after_seconds=30, gone_after_seconds=3600
+            ),
             part_max_bytes=1 << 30,
+            poison_lines_max=16,
         )
         return await intake.ledger(claim)
+
+    async def again_after(self, ledger: Ledger) -> Ledger:
+        """The chunk of `ledger` as the next worker finds it."""
+        async with self.yard.database.write() as tx:
+            await chunks.release(tx, [(ledger.chunk_id, ledger.claim.token)])
+        return await self.again()
 
     async def segment(self, kind: str) -> list[int]:
         keys = [key for key in await self.yard.blob_keys("segments/") if key.endswith(kind)]
@@ -169,3 +185,77 @@ async def test_seal_in_bounded_memory(yard: Yard, monkeypatch: pytest.MonkeyPatc
         tracemalloc.stop()
     assert peak < 16 << 20
     assert await bench.segment("output") == list(range(480))
+
+
+async def test_part_whose_commit_is_still_under_way_is_not_committed_twice(shared_yard: Yard) -> None:
+    """Its writer heard nothing and tries again while the first attempt is in its commit."""
+    bench = Bench(shared_yard)
+    ledger = await bench.claim(3)
+    ledger.end(0, row(0))
+    rows, tally = ledger.take()
+    data = encode(rows)
+    key = await bench.parts._write(ledger, data)
+    part = Part(ledger.chunk_id, 1, key, len(data), tally)
+    async with shared_yard.database.write() as tx:
+        await chunks.commit_part(tx, ledger.chunk_id, ledger.claim.token, key=key, bytes=part.bytes, tally=tally)
+        again = asyncio.create_task(bench.parts._record(ledger, part))
+        await asyncio.sleep(0.3)
+    await again
+    second = await bench.again_after(ledger)
+    assert second.claim.parts == (part,)
+    assert (await shared_yard.batch(ledger.claim.batch_id)).tally.completed == 1
+
+
+async def test_seal_that_meets_a_lost_part_keeps_what_is_in_memory(yard: Yard) -> None:
+    bench = Bench(yard)
+    ledger = await bench.claim(3)
+    ledger.end(0, row(0))
+    await bench.parts.commit(ledger, give_up=asyncio.Event())
+    [lost] = await yard.blob_keys("parts/")
+    whole = await yard.blobs.get(lost)
+    await yard.blobs.delete(lost)
+    ledger.end(1, row(1))
+    ledger.end(2, row(2))
+    with pytest.raises(BlobMissing):
+        await bench.sealer.seal(ledger, give_up=asyncio.Event())
+    assert bench.backlog.bytes == 0
+    await yard.blobs.put(lost, whole)
+    second = await bench.again_after(ledger)
+    assert second.done, "all three lines are durable"
+
+
+class HalfFull(FaultyBlobs):
+    """No room for the rows that were answered; there is for the others."""
+
+    @asynccontextmanager
+    async def writer(self, key: str) -> AsyncGenerator[BlobWriter]:
+        async with super().writer(key) as writer:
+            yield writer
+            if key.endswith(".output"):
+                raise StorageFull("no room")
+
+
+async def test_seal_on_a_full_disk_leaves_no_half_behind(yard: Yard) -> None:
+    """Each try would otherwise take room from the next."""
+    bench = Bench(yard)
+    ledger = await bench.claim(2)
+    ledger.end(0, row(0))
+    ledger.end(1, row(1, completed=False))
+    bench.sealer._blobs = HalfFull(yard.blobs._root)
+    given_up = asyncio.Event()
+    given_up.set()
+    with pytest.raises(StorageFull):
+        await bench.sealer.seal(ledger, give_up=given_up)
+    assert await yard.blob_keys("segments/") == []
+
+
+async def test_seal_whose_books_do_not_add_up_leaves_nothing(yard: Yard) -> None:
+    bench = Bench(yard)
+    ledger = await bench.claim(2)
+    ledger.end(0, row(0))
+    ledger.end(1, row(1))
+    async with yard.database.write() as tx:
+        await tx.conn.execute(update(chunk_rows).values(failed=1))
+    with pytest.raises(Internal):
+        await bench.sealer.seal(ledger, give_up=asyncio.Event())
+    assert await yard.blob_keys("segments/") == []

@@ -10,7 +10,7 @@ from app.domain.file import Purpose
 from app.engine.supervised import SupervisedEngine
 from app.settings import LimitSettings
 from app.store import files
-from tests.unit.worker.yard import Yard, jsonl, line, new_engine
+from tests.unit.worker.yard import QUICK, Yard, jsonl, line, new_engine
 
 
 def problems(batch: Batch) -> list[tuple[str, str | None, int | None]]:
@@ -70,7 +70,7 @@ async def test_reject_file_without_bytes(yard: Yard) -> None:
     file_id = await yard.put_file(jsonl([line("a")]))
     for key in await yard.blob_keys():
         await yard.blobs.delete(key)
-    yard.start()
+    yard.start(settings=QUICK.model_copy(update={"lost_after_seconds": 0.1, "gone_after_seconds": 0.2}))
     batch = await yard.until(await yard.create(file_id=file_id))
     assert problems(batch) == [("invalid_request", "file_id", None)]
 

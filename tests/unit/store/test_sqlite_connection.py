@@ -1,0 +1,69 @@
+"""One trip a statement: rows, counts and errors are those of the driver."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.sqlite_connection import Connection
+
+
+class Counting(Connection):
+    """Counts the trips to its thread."""
+
+    trips = 0
+
+    async def _execute(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        self.trips += 1
+        return await super()._execute(fn, *args, **options)  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+async def connection(tmp_path: Path) -> AsyncIterator[Counting]:
+    opened = Counting(tmp_path / "a.db", isolation_level=None)
+    async with opened:
+        await opened.cursor().execute("CREATE TABLE t (id INTEGER PRIMARY KEY, word TEXT UNIQUE)")
+        opened.trips = 0
+        yield opened
+
+
+async def test_rows_come_with_the_statement(connection: Counting) -> None:
+    await connection.cursor().executemany("INSERT INTO t (word) VALUES (?)", [("a",), ("b",)])
+    cursor = await connection.cursor().execute("SELECT id, word FROM t WHERE word > ? ORDER BY id", ("",))
+    assert [column[0] for column in cursor.description] == ["id", "word"]
+    assert await cursor.fetchall() == [(1, "a"), (2, "b")]
+    assert await cursor.fetchall() == []
+    await cursor.close()
+    assert connection.trips == 2
+
+
+async def test_counts_are_those_of_the_whole_statement(connection: Counting) -> None:
+    cursor = connection.cursor()
+    await cursor.executemany("INSERT INTO t (word) VALUES (?)", [("a",), ("b",), ("c",)])
+    assert (cursor.rowcount, cursor.description) == (3, None)
+    await cursor.execute("UPDATE t SET word = word || '!' WHERE id > 1 RETURNING id")
+    assert (await cursor.fetchall(), cursor.rowcount) == ([(2,), (3,)], 2)
+    await cursor.execute("INSERT INTO t (word) VALUES ('z')")
+    assert (cursor.lastrowid, await cursor.fetchall()) == (4, [])
+
+
+async def test_errors_are_the_drivers_and_the_connection_goes_on(connection: Counting) -> None:
+    cursor = await connection.cursor().execute("INSERT INTO t (word) VALUES ('a')")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        await cursor.execute("INSERT INTO t (word) VALUES ('a')")
+    await cursor.execute("SELECT count(*) FROM t")
+    assert await cursor.fetchall() == [(1,)]
+
+
+async def test_rollback_undoes_and_costs_nothing_outside_a_transaction(connection: Counting) -> None:
+    await connection.rollback()
+    assert connection.trips == 0
+    cursor = await connection.cursor().execute("BEGIN")
+    await cursor.execute("INSERT INTO t (word) VALUES ('a')")
+    await connection.rollback()
+    await cursor.execute("SELECT count(*) FROM t")
+    assert await cursor.fetchall() == [(0,)]
