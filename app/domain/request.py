@@ -34,8 +34,7 @@ class LineRules:
     allowed_fields: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
+class RequestLine(msgspec.Struct, frozen=True, gc=False):
     """A good line. `body` is the JSON object as written; `inputs` counts embedding inputs (1 elsewhere)."""
 
     custom_id: str
@@ -237,7 +236,8 @@ def _body_problems(body: bytes, *, line: int, rules: LineRules) -> tuple[list[Ba
             problems.append(_wrong_type("model", "a string", bytes(head.model), line=line, param="body.model"))
     endpoint = BATCH_ENDPOINTS.get(rules.endpoint, _NAMELESS)
     problems += [_missing(key, param=f"body.{key}", line=line) for key in _missing_fields(head, endpoint)]
-    problems += _stream_problems(head.stream, line=line, name=endpoint.name)
+    if head.stream is not _UNSET:
+        problems += _stream_problems(head.stream, line=line, name=endpoint.name)
     problems += fields.problems(body, line=line, endpoint=rules.endpoint, allowed=rules.allowed_fields)
     problems += _endpoint_problems(head, body, line=line, endpoint=rules.endpoint)
     inputs = _count_inputs(head.input) if rules.endpoint == EMBEDDINGS else 1
@@ -246,6 +246,9 @@ def _body_problems(body: bytes, *, line: int, rules: LineRules) -> tuple[list[Ba
 
 def _missing_fields(head: _Body, endpoint: Endpoint) -> list[str]:
     """What the body lacks of the form that it fills best; nothing when it fills one."""
+    usual = endpoint.forms[0]
+    if len(usual) == 1 and getattr(head, usual[0]) is not _UNSET:  # nearly every line
+        return []
     lacking = [[key for key in form if getattr(head, key) is _UNSET] for form in endpoint.forms]
     stated = [len(form) - len(lacks) for form, lacks in zip(endpoint.forms, lacking, strict=True)]
     if not all(lacking):

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from app.errors import InvalidRequest
+
 SCHEMES = ("data:", "http:", "https:")
 #: Formats of the answer that are JSON, and so fit into a result row.
 FORMATS = ("json", "verbose_json")
@@ -31,8 +33,8 @@ def problem_of(body: bytes) -> tuple[str, str, str] | None:
     """(code, message, field) of what is wrong with the audio fields of a JSON object; None for a good one."""
     try:
         stated = _object.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # half a surrogate pair in a text
-        return "invalid_value", "The body holds text that no form can carry.", "file_url"
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a number beyond what a double holds is JSON all the same
+        return "invalid_value", "The body holds a number that is too large.", "file_url"
     if "file" in stated:
         return "unsupported_parameter", "A batch line carries no 'file': name the audio by 'file_url'.", "file"
     url = stated.get("file_url")
@@ -50,8 +52,15 @@ def problem_of(body: bytes) -> tuple[str, str, str] | None:
 
 
 def request_of(body: bytes) -> SpeechRequest:
-    """The request in the body of a line that validation has accepted."""
+    """The request in a line's body, a JSON object. Raises InvalidRequest: an offline run validates no bodies before."""
+    if (problem := problem_of(body)) is not None:
+        code, message, field = problem
+        raise InvalidRequest(message, code=code, param=field)
     stated = _object.decode(body)
+    if "file_url" not in stated:
+        raise InvalidRequest(
+            "Missing required parameter: 'file_url'.", code="missing_required_parameter", param="file_url"
+        )
     url = str(stated.pop("file_url"))
     fields: list[tuple[str, str]] = []
     for name, value in stated.items():

@@ -31,11 +31,12 @@ def estimate(body: bytes) -> int:
         answer = _answer.decode(body)
     except (msgspec.DecodeError, RecursionError):  # a number that no machine holds; the engine refuses the line
         answer = _Answer()
-    stated = (answer.max_completion_tokens, answer.max_tokens, answer.max_output_tokens)
-    most = next((number for number in map(_count, stated) if number), 0)
+    most = _count(answer.max_completion_tokens) or _count(answer.max_tokens) or _count(answer.max_output_tokens)
     return -(-len(body) // BYTES_PER_TOKEN) + most * max(1, _count(answer.n))
 
 
 def _count(value: Any) -> int:
     """`value` where it is a number of things, else 0. Larger numbers than any engine takes count as that many."""
-    return min(max(value, 0), 1 << 31) if isinstance(value, int) and not isinstance(value, bool) else 0
+    if value is None or isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return min(max(value, 0), 1 << 31)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens, in the shape of `batch.usage` (openai-contract 1.3)."""
 
     input_tokens: int = 0
@@ -76,9 +73,9 @@ def usage_of(head: ReplyHead) -> Usage:
     cached = stated.prompt_tokens_details or stated.input_tokens_details
     reasoning = stated.completion_tokens_details or stated.output_tokens_details
     return Usage(
-        input_tokens=input_tokens,
-        cached_tokens=(cached.cached_tokens or 0) if cached else read,
-        output_tokens=output_tokens,
-        reasoning_tokens=(reasoning.reasoning_tokens or 0) if reasoning else 0,
+        input_tokens,
+        (cached.cached_tokens or 0) if cached else read,
+        output_tokens,
+        (reasoning.reasoning_tokens or 0) if reasoning else 0,
         total_tokens=input_tokens + output_tokens,
     )
