@@ -96,7 +96,8 @@ class Customer:
         self._closing.set()
         self._leaving.set()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
+            if thread.ident is not None:
+                thread.join(PATIENCE_SECONDS)
         self._http.close()
 
     def running(self) -> list[str]:

@@ -280,7 +280,8 @@ class Fleet:
     def close(self) -> None:
         """SIGTERM to all; each must end well."""
         self._end.set()
-        self._thread.join(20)
+        if self._thread.ident is not None:
+            self._thread.join(20)
         running = [member for member in self.members if member.alive()]
         for member in running:
             member.send(signal.SIGCONT)

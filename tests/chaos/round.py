@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -98,8 +99,11 @@ class Round:
         fleet = Fleet(folder, storage, settings, seed=self.seed)
         customer = Customer(self.seed, KEY, fleet.url, storage.age)
         mishaps = Mishaps(fleet, self.seed, self.postgres, self.outage_seconds, self.tell, self.only)
-        receiver = Receiver()
-        try:
+        with ExitStack() as stack:
+            receiver = Receiver()
+            stack.callback(receiver.close)
+            stack.callback(fleet.close)
+            stack.callback(customer.leave)
             fleet.open(self._roles())
             _until(lambda: fleet.url() is not None, 60, "no API listens")
             customer.listen(receiver.url)
@@ -112,10 +116,6 @@ class Round:
             report.slowest_seconds = time.monotonic() - calm_at
             self._audit(customer, report)
             self._hear(customer, receiver, report)
-        finally:
-            customer.leave()
-            fleet.close()
-            receiver.close()
         report.mishaps, report.unavailable = mishaps.done, customer.unavailable
         report.fired = Counter(name for member in fleet.members for name in member.all_fired())
         report.problems += [*customer.problems, *fleet.problems, *_logged(fleet)]
