@@ -17,9 +17,9 @@ from bench.server import Server, serving
 NAME = "interactive"
 MODEL = "SmolLM2-135M-Instruct"
 SEATS = 16
-REQUESTS = 100
+REQUESTS = 60
 #: Without priority each waits for a seat behind the whole window; so few are enough to see it.
-REQUESTS_WITHOUT = 12
+REQUESTS_WITHOUT = 4
 ANSWER_TOKENS = 16
 LINES = 400
 LINE_TOKENS = 400
@@ -29,43 +29,49 @@ FLAGS = ("--engine", "vllm", "--max-num-seqs", str(SEATS))
 
 
 def measure(*, runs: int, scale: float) -> list[Row]:
-    """`scale` multiplies the number of requests. Each run loads the engine once for each policy."""
+    """`scale` multiplies the number of requests. Once, whatever `runs` says: minutes, and an engine for each policy."""
+    return latencies(MODEL, flags=(), scale=scale)
+
+
+def latencies(model: str, *, flags: Sequence[str], scale: float, policies: bool = True) -> list[Row]:
+    """Of `model`, served with `flags`. Without `policies` only with the default one."""
     alone: list[list[float]] = []
     beside: list[list[float]] = []
     without: list[list[float]] = []
-    for _ in range(runs):
-        with serving(*FLAGS, ready_seconds=READY_SECONDS) as server:
-            _latencies(server, 5)
-            alone.append(_latencies(server, max(5, int(REQUESTS * scale))))
-            _fill(server)
-            beside.append(_latencies(server, max(5, int(REQUESTS * scale))))
-        with serving(*FLAGS, "--scheduling-policy", "fcfs", ready_seconds=READY_SECONDS) as server:
-            _latencies(server, 5)
-            _fill(server)
-            without.append(_latencies(server, max(3, int(REQUESTS_WITHOUT * scale))))
+    with serving(*FLAGS, *flags, ready_seconds=READY_SECONDS) as server:
+        _latencies(server, 5, model)
+        alone.append(_latencies(server, max(5, int(REQUESTS * scale)), model))
+        _fill(server, model)
+        beside.append(_latencies(server, max(5, int(REQUESTS * scale)), model))
+    if policies:
+        with serving(*FLAGS, *flags, "--scheduling-policy", "fcfs", ready_seconds=READY_SECONDS) as server:
+            _latencies(server, 5, model)
+            _fill(server, model)
+            without.append(_latencies(server, max(3, int(REQUESTS_WITHOUT * scale)), model))
     note = f"{ANSWER_TOKENS} tokens, one request at a time"
     rows = []
     for name, found in (("alone", alone), ("beside a batch", beside), ("beside a batch, no priority", without)):
-        rows.append(Row(f"interactive p50, {name}", "s", tuple(_rank(run, 0.5) for run in found), note=note))
-        rows.append(Row(f"interactive p99, {name}", "s", tuple(_rank(run, 0.99) for run in found), note=note))
+        if found:
+            rows.append(Row(f"interactive p50, {name}", "s", tuple(_rank(run, 0.5) for run in found), note=note))
+            rows.append(Row(f"interactive p99, {name}", "s", tuple(_rank(run, 0.99) for run in found), note=note))
     ratios = tuple(_rank(b, 0.99) / _rank(a, 0.99) for a, b in zip(alone, beside, strict=True))
     ratio = Row("interactive p99, beside a batch / alone", "x", ratios, note=f"{SEATS} seats, all taken by the batch")
     return [*rows, judged(ratio, f"<= {TARGET}", lambda x: x <= TARGET)]
 
 
-def _latencies(server: Server, count: int) -> list[float]:
+def _latencies(server: Server, count: int, model: str) -> list[float]:
     """Seconds from request to whole answer, one after the other."""
     found = []
     with httpx2.Client(base_url=server.base_url, timeout=600) as client:
         for number in range(count):
-            body = _body(f"Count from {number} on.", ANSWER_TOKENS)
+            body = _body(f"Count from {number} on.", ANSWER_TOKENS, model)
             began = time.monotonic()
             client.post("chat/completions", json=body).raise_for_status()
             found.append(time.monotonic() - began)
     return found
 
 
-def _fill(server: Server) -> None:
+def _fill(server: Server, model: str) -> None:
     """Start a batch that keeps every seat taken, and wait until it does."""
     lines = [
         json.dumps(
@@ -73,7 +79,7 @@ def _fill(server: Server) -> None:
                 "custom_id": str(number),
                 "method": "POST",
                 "url": "/v1/chat/completions",
-                "body": _body(f"Tell me story {number}.", LINE_TOKENS),
+                "body": _body(f"Tell me story {number}.", LINE_TOKENS, model),
             }
         )
         for number in range(LINES)
@@ -94,9 +100,9 @@ def _inflight(metrics: str) -> float:
     return float(line.split()[1])
 
 
-def _body(text: str, tokens: int) -> dict[str, object]:
+def _body(text: str, tokens: int, model: str) -> dict[str, object]:
     messages = [{"role": "user", "content": text}]
-    return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
 
 
 def _rank(values: Sequence[float], share: float) -> float:

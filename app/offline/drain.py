@@ -6,7 +6,7 @@ input ─► pieces ─► feed ─► seats (engine) ─► outbox ─► journ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from app.domain.chunk import Tally
 from app.domain.endpoint import BATCH_ENDPOINTS
@@ -36,6 +36,7 @@ _BACKLOG_PARTS = 8
 class LocalDrain:
     """Runs every line of `runs` that `journal` does not hold yet.
 
+    `engine` is started when the first line needs it, and not at all when none does; to stop it is the caller's.
     `find` finds the fault of a line. `meter` is told when the model answers, and what has become durable.
     """
 
@@ -63,12 +64,13 @@ class LocalDrain:
         self._stop_seconds = stop_seconds
         self._backlog = Backlog()
         self._bell = Bell()
-        limit = _BACKLOG_PARTS * settings.part_max_bytes
-        self._feed = Feed(backlog=self._backlog, backlog_max_bytes=limit, bell=self._bell)
+        self._backlog_max_bytes = _BACKLOG_PARTS * settings.part_max_bytes
+        self._feed = Feed(backlog=self._backlog, backlog_max_bytes=self._backlog_max_bytes, bell=self._bell)
         self._outbox = Outbox(backlog=self._backlog, part_max_bytes=settings.part_max_bytes)
         self._final = asyncio.Event()
         self._stop = asyncio.Event()
         self._refusals: dict[str, str | None] = {}
+        self._awake = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until every line has ended and is durable, or `stop`; then what has ended is durable.
@@ -92,22 +94,24 @@ class LocalDrain:
                 size=self._engine_settings.window,
                 final=self._final,
             )
-            group.create_task(dealing.mind_engine(), name="offline-engine")
             group.create_task(self._watch(dealing), name="offline-watch")
             keeping = group.create_task(self._keep(), name="offline-keep")
-            await self._take_in(stop)
+
+            async def wake() -> None:
+                await self._engine.start()
+                group.create_task(dealing.mind_engine(), name="offline-engine")
+
+            await self._take_in(wake, stop)
             await _either(self._outbox.idle, stop)
             await dealing.wind_down(self._stop_seconds)
             self._final.set()
             self._outbox.kick.set()
             await keeping
 
-    async def _take_in(self, stop: asyncio.Event) -> None:
-        """Hand pieces to the feed, as it asks for them, to the end of the input."""
-        if await self._engine.wait_ready(stop):
-            self._meter.loaded()
+    async def _take_in(self, wake: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+        """Hand pieces to the feed, as it asks for them, to the end of the input; `wake` the engine for the first."""
         while not stop.is_set():
-            if not (self._feed.hungry and self._feed.engine_up):
+            if self._backlog.bytes > self._backlog_max_bytes or (self._awake and not self._wanting()):
                 await self._bell.wait(self._settings.poll_seconds)
                 continue
             piece = await asyncio.to_thread(self._next_piece)
@@ -116,7 +120,16 @@ class LocalDrain:
             texts, positions, paths, ended = piece
             for line in ended:
                 self._outbox.put(line, ran=False)
+            if not self._awake and any(path in BATCH_ENDPOINTS for path in paths):
+                self._awake = True
+                self._meter.loading()
+                await wake()
+                if await self._engine.wait_ready(stop):
+                    self._meter.loaded()
             await self._add(texts, positions, paths)
+
+    def _wanting(self) -> bool:
+        return self._feed.hungry and self._feed.engine_up
 
     def _next_piece(self) -> tuple[list[bytes], list[int], list[str], list[Finished]] | None:
         """(texts, positions and paths of lines to run, lines that need not run) of the next run that has any."""

@@ -30,13 +30,13 @@ class Meter:
         if console.is_terminal:
             columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
             self._progress = Progress(*columns, TimeRemainingColumn(compact=True), console=console)
-            self._bar = self._progress.add_task("loading", total=lines, completed=before.lines, speed="")
+            self._bar = self._progress.add_task("reading", total=lines, completed=before.lines, speed="")
 
     def __enter__(self) -> Meter:
         if self._progress is not None:
             self._progress.start()
         else:
-            self.say(f"{self.lines} lines, {self.before.lines} of them done before; loading the model")
+            self.say(f"{self.lines} lines, {self.before.lines} of them done before")
         return self
 
     def __exit__(
@@ -46,6 +46,13 @@ class Meter:
             self._took_seconds = time.monotonic() - self._began
         if self._progress is not None:
             self._progress.stop()
+
+    def loading(self) -> None:
+        """The model is needed, and loads."""
+        if self._progress is not None:
+            self._progress.update(self._bar, description="loading")
+        else:
+            self.say("loading the model")
 
     def loaded(self) -> None:
         """The model answers: the clock runs from here."""
@@ -59,7 +66,7 @@ class Meter:
         self.malformed += malformed
         if self._progress is not None:
             self._progress.update(self._bar, completed=self.before.lines + self.now.lines, speed=self._speed())
-        elif time.monotonic() - self._said_at >= LINE_SECONDS:
+        elif self._began is not None and time.monotonic() - self._said_at >= LINE_SECONDS:
             self._said_at = time.monotonic()
             done = self.before.lines + self.now.lines
             self.say(f"{done} of {self.lines} lines, {self._speed()}, {self._left(done)} left")
@@ -85,6 +92,8 @@ class Meter:
         self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     def _speed(self, seconds: float | None = None) -> str:
+        if self._began is None:
+            return ""
         seconds = max(seconds or self._elapsed(), 1e-3)
         return f"{self.now.lines / seconds:,.1f} lines/s, {self.now.usage.total_tokens / seconds:,.0f} tokens/s"
 

@@ -1,7 +1,8 @@
 """`batchyard run-batch`: one file of requests through one engine, without a server and without a database.
 
     places checked ─► input brought ─► surveyed ─► journal opened      refused up to here: exit code 2
-      ─► engine loads ─► drain ─► rows put in input order ─► delivered ─► journal removed
+      ─► drain, which loads the engine for the first line that needs it
+      ─► rows put in input order ─► delivered ─► journal removed
 
 Stopped or killed anywhere, the same command goes on from what the journal holds.
 """
@@ -123,7 +124,6 @@ async def _drain(
     with meter:
         engine = engine_of(settings)
         try:
-            await engine.start()
             drain = LocalDrain(
                 runs=data.runs(max_lines=worker.chunk_max_lines, max_bytes=worker.chunk_max_bytes),
                 journal=journal,

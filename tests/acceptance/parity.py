@@ -23,14 +23,14 @@ ALONE = {"BATCHYARD_ENGINE_WINDOW": "1"}
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Generator[Server]:
-    """A server with vLLM and these flags; without vLLM the test is skipped, and fails where CI is set."""
+def running(folder: Path, *flags: str, settings: Mapping[str, str] | None = None) -> Generator[Server]:
+    """A server with vLLM, `flags` and `settings`; without vLLM the test is skipped, and fails where CI is set."""
     if importlib.util.find_spec("vllm") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("vLLM is not installed (`make setup`)")
     server = Server(
         folder / "data",
         folder / "server.log",
-        settings=ALONE,
+        settings=ALONE | dict(settings or {}),
         flags=("--engine", "vllm", *flags),
         ready_seconds=LOAD_SECONDS,
         plain_lines=True,

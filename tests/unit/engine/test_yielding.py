@@ -20,15 +20,19 @@ class Request:
     priority: int
     arrival: int
     left: int = field(default=4, compare=False)
+    blocked: bool = field(default=False, compare=False)
 
 
 class Queue:
-    """vLLM's priority queue, by its interface."""
+    """vLLM's priority queue, by its interface. `moves` counts what all of them took in."""
+
+    moves = 0
 
     def __init__(self) -> None:
         self._heap: list[Request] = []
 
     def add_request(self, request: Request) -> None:
+        Queue.moves += 1
         heapq.heappush(self._heap, request)
 
     def pop_request(self) -> Request:
@@ -47,8 +51,16 @@ class Queue:
         return iter(sorted(self._heap))
 
 
+class Step(list[Request]):
+    """Who takes part; a token each."""
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return len(self)
+
+
 class Scheduler:
-    """Runs everybody in `running`, then admits from `waiting` up to the seats."""
+    """Runs everybody in `running`, then admits from `waiting` up to the seats. One who is blocked keeps waiting."""
 
     def __init__(self) -> None:
         self.max_num_active_reqs = SEATS
@@ -57,11 +69,15 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = Queue()
 
-    def schedule(self) -> list[Request]:
+    def schedule(self) -> Step:
+        blocked: list[Request] = []
         while self.waiting and len(self.running) < self.max_num_active_reqs:
-            self.running.append(self.waiting.pop_request())
+            request = self.waiting.pop_request()
+            (blocked if request.blocked else self.running).append(request)
+        for request in blocked:
+            self.waiting.add_request(request)
         assert len(self.running) <= SEATS
-        return list(self.running)
+        return Step(self.running)
 
 
 class Yielding(YieldingSteps, Scheduler):
@@ -72,10 +88,13 @@ class Yielding(YieldingSteps, Scheduler):
 
 
 class Engine:
-    """Steps of a scheduler; a request ends after as many as it asked for."""
+    """Steps of a scheduler; a request ends after as many as it asked for. A step without a batch takes 10 ms."""
 
     def __init__(self) -> None:
         self.scheduler = Yielding()
+        self.scheduler.clock = lambda: self.now
+        self.now = 100.0
+        self.batch_step_seconds = 0.01
         self._arrivals = 0
 
     def ask(self, priority: int, *, left: int) -> Request:
@@ -85,7 +104,8 @@ class Engine:
         return request
 
     def step(self) -> list[Request]:
-        took_part: list[Request] = self.scheduler.schedule()
+        took_part: Step = self.scheduler.schedule()
+        self.now += self.batch_step_seconds if any(one.priority == BATCH for one in took_part) else 0.01
         for request in took_part:
             request.left -= 1
             if not request.left:
@@ -122,6 +142,33 @@ def test_batch_has_one_step_of_eight_beside_clients(engine: Engine) -> None:
     assert sizes == [*alone, SEATS - RESERVED + 1] * 3
 
 
+def test_batch_has_a_fifth_of_the_time_beside_clients_where_its_steps_are_long(engine: Engine) -> None:
+    engine.batch_step_seconds = 0.15
+    engine.step()
+    engine.ask(INTERACTIVE, left=1000)
+    sizes = [len(engine.step()) for _ in range(3 * 61)]
+    assert sizes == [*[1] * 60, SEATS - RESERVED + 1] * 3
+
+
+def test_time_in_which_nobody_ran_is_no_steps(engine: Engine) -> None:
+    for request in [*engine.scheduler.running, *engine.scheduler.waiting]:
+        request.left = 1
+    while engine.scheduler.running or engine.scheduler.waiting:
+        engine.step()
+    engine.now += 3600
+    engine.ask(BATCH, left=1000)
+    engine.ask(INTERACTIVE, left=1000)
+    assert [len(engine.step()) for _ in range(2 * BATCH_STEP_EVERY)] == [*[1] * (BATCH_STEP_EVERY - 1), 2] * 2
+
+
+def test_many_clients_that_wait_are_not_all_moved_about(engine: Engine) -> None:
+    for _ in range(500):
+        engine.ask(INTERACTIVE, left=1000)
+    before = Queue.moves
+    engine.step()
+    assert Queue.moves - before < 100
+
+
 def test_clients_beyond_the_free_seats_wait_for_one(engine: Engine) -> None:
     clients = [engine.ask(INTERACTIVE, left=2) for _ in range(5)]
     assert engine.step() == clients[:RESERVED]
@@ -142,6 +189,14 @@ def test_full_cache_lets_everybody_go_on(engine: Engine) -> None:
     took_part = engine.step()
     assert client in took_part
     assert len(took_part) > SEATS - RESERVED
+
+
+def test_client_that_cannot_take_part_stops_nobody_for_two_steps(engine: Engine) -> None:
+    client = engine.ask(INTERACTIVE, left=10)
+    client.blocked = True
+    assert [len(engine.step()) for _ in range(6)] == [0, SEATS - RESERVED] * 3
+    client.blocked = False
+    assert engine.step() == [client]
 
 
 def test_nobody_is_lost_or_doubled(engine: Engine) -> None:

@@ -83,10 +83,13 @@ async def run(
                 ending.set()
             return reply
 
-    def engine_of(_: Settings) -> SupervisedEngine:
+    def build() -> Stopping:
         nonlocal loads
         loads += 1
-        return SupervisedEngine(lambda: Stopping(asked, **engine), first_backoff_seconds=0.01)
+        return Stopping(asked, **engine)
+
+    def engine_of(_: Settings) -> SupervisedEngine:
+        return SupervisedEngine(build, first_backoff_seconds=0.01)
 
     screen = io.StringIO()
     console = Console(file=screen, width=200)

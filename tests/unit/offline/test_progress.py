@@ -22,12 +22,13 @@ def meter(*, terminal: bool = False, before: Tally = NO_TALLY) -> tuple[Meter, i
 def test_lines_are_said_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     found, screen = meter(before=Tally(completed=1))
     with found:
+        found.loading()
         found.loaded()
         found.ended(TALLY, 1)
         assert "lines/s" not in screen.getvalue()
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
         found.ended(TALLY, 0)
-    assert "10 lines, 1 of them done before; loading the model" in screen.getvalue()
+    assert screen.getvalue().startswith("10 lines, 1 of them done before\nloading the model\n")
     said = screen.getvalue().splitlines()[-1]
     assert said.startswith("11 of 10 lines, ")
     assert "lines/s" in said
@@ -43,6 +44,18 @@ def test_bar_shows_count_and_speeds_on_a_terminal() -> None:
     assert "running" in screen.getvalue()
     assert "5/10" in screen.getvalue()
     assert "tokens/s" in screen.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_that_end_before_the_model_is_needed_have_no_speed(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    found, screen = meter(terminal=terminal)
+    with found:
+        found.ended(TALLY, 5)
+    assert "/s" not in screen.getvalue()
+    assert "loading" not in screen.getvalue()
 
 
 def test_summary_tells_malformed_from_failed_and_earlier_from_now() -> None:

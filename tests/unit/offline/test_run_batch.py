@@ -101,6 +101,37 @@ async def test_malformed_line_gets_an_error_row_and_the_run_goes_on(
     assert "2 answered, 0 failed, 1 malformed" in result.said
 
 
+async def test_lines_that_no_model_can_answer_load_none(tmp_path: Path) -> None:
+    """More than one piece of them, so that the reading goes on without an engine."""
+    write(tmp_path / "in.jsonl", [b"{", line("a", url="/v1/no/such")] * 30)
+    result = await run(plan(tmp_path))
+    assert (result.code, result.loads, result.asked) == (1, 0, [])
+    assert [row["error"].startswith("Line ") for row in rows(tmp_path / "out.jsonl")] == [True, False] * 30
+    assert "60 lines: 0 answered, 30 failed, 30 malformed; 0 tokens in, 0 out; wrote" in result.said
+    assert "loading" not in result.said
+
+
+async def test_model_loads_once_for_the_first_line_that_needs_it(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [*[b"{"] * 50, line("a"), b"{", *[line("b")] * 50])
+    result = await run(plan(tmp_path))
+    assert (result.code, result.loads, len(result.asked)) == (1, 1, 51)
+    assert len(rows(tmp_path / "out.jsonl")) == 102
+
+
+async def test_run_stopped_while_the_model_loads_ends_at_once_and_goes_on(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [b"{", line("a"), line("b")])
+    stop = asyncio.Event()
+    running = asyncio.create_task(run(plan(tmp_path), stop=stop, load_seconds=60))
+    await asyncio.sleep(0.2)
+    stop.set()
+    async with asyncio.timeout(10):
+        stopped = await running
+    assert (stopped.code, stopped.loads, stopped.asked) == (None, 1, [])
+    assert "stopped; 1 of 3 lines are done" in stopped.said
+    again = await run(plan(tmp_path))
+    assert (again.code, len(again.asked), len(rows(tmp_path / "out.jsonl"))) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("url", ["/v1/no/such", "/v1/load_lora_adapter", "/v1/models", "", "/v1/chat/completions/"])
 async def test_unknown_url_gets_an_error_row_that_names_the_known_ones(tmp_path: Path, url: str) -> None:
     write(tmp_path / "in.jsonl", [line("a", url=url), line("b")])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.acceptance.batch import run
-from tests.acceptance.parity import LOAD_SECONDS, both, running
+from tests.acceptance.parity import both
 from tests.acceptance.server import Server
+from tests.acceptance.vllm_chat.conftest import ADAPTER, LOAD_SECONDS, MODEL, SECOND_NAME
 from tests.acceptance.wire import error_of
 
-MODEL = "SmolLM2-135M-Instruct"
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "granite")
 FRANCE = {"role": "user", "content": "What is the capital of France?"}
 PIXEL = (
     "data:image/png;base64,"
@@ -49,17 +48,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    with running(tmp_path_factory.mktemp("chat"), *FLAGS) as server:
-        yield server
-
-
 def asked(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [FRANCE], "temperature": 0, "max_tokens": 16} | fields
 
 
-def test_chat_lines_are_answered_as_online(chat_server: Server) -> None:
+def test_chat_lines_are_answered_as_online(server: Server) -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     # With a reasoning parser vLLM waits for the end of the thoughts before it follows a grammar.
     thoughtless = {"include_reasoning": False}
@@ -78,7 +71,7 @@ def test_chat_lines_are_answered_as_online(chat_server: Server) -> None:
         "too long": asked(max_tokens=100_000),
         "picture": asked(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}]),
     }
-    answers = both(chat_server, "/v1/chat/completions", cases)
+    answers = both(server, "/v1/chat/completions", cases)
     for name, (line, online) in answers.items():
         assert line == online, name
     statuses = {name: line[0] for name, (line, _) in answers.items()}
@@ -92,7 +85,7 @@ def test_chat_lines_are_answered_as_online(chat_server: Server) -> None:
     assert said["pattern"][0]["message"]["content"] in {"Paris", "London"}
 
 
-def test_completion_lines_are_answered_as_online(chat_server: Server) -> None:
+def test_completion_lines_are_answered_as_online(server: Server) -> None:
     base = {"model": MODEL, "temperature": 0, "max_tokens": 6}
     cases = {
         "text": base | {"prompt": "Paris is the capital of"},
@@ -101,47 +94,47 @@ def test_completion_lines_are_answered_as_online(chat_server: Server) -> None:
         "echo": base | {"prompt": "Paris is", "echo": True, "logprobs": 1},
         "refused": base | {"prompt": "x", "n": 0},
     }
-    answers = both(chat_server, "/v1/completions", cases)
+    answers = both(server, "/v1/completions", cases)
     for name, (line, online) in answers.items():
         assert line == online, name
     assert [line[0] for line, _ in answers.values()] == [200, 200, 200, 200, 400]
     assert len(answers["texts"][0][1]["choices"]) == 2
 
 
-def test_response_lines_are_answered_as_online(chat_server: Server) -> None:
+def test_response_lines_are_answered_as_online(server: Server) -> None:
     base = {"model": MODEL, "temperature": 0, "max_output_tokens": 16}
     cases = {
         "text": base | {"input": "What is the capital of France?"},
         "items": base | {"input": [FRANCE], "instructions": "Answer in one word."},
     }
-    answers = both(chat_server, "/v1/responses", cases)
+    answers = both(server, "/v1/responses", cases)
     for name, (line, online) in answers.items():
         assert line == online, name
         assert line[0] == 200
 
 
-def test_message_lines_are_answered_as_online(chat_server: Server) -> None:
+def test_message_lines_are_answered_as_online(server: Server) -> None:
     cases = {
         "plain": asked(),
         "system": asked(system="Answer in one word."),
     }
-    answers = both(chat_server, "/v1/messages", cases)
+    answers = both(server, "/v1/messages", cases)
     for name, (line, online) in answers.items():
         assert line == online, name
     assert answers["plain"][0][1]["type"] == "message"
     assert "Paris" in answers["plain"][0][1]["content"][0]["text"]
 
 
-def test_conversations_are_answered_as_online_one_choice_each(chat_server: Server) -> None:
+def test_conversations_are_answered_as_online_one_choice_each(server: Server) -> None:
     spain = {"role": "user", "content": "What is the capital of Spain?"}
     cases = {"two": asked(messages=[[FRANCE], [spain]]), "one": asked(messages=[[FRANCE]], logprobs=True)}
-    answers = both(chat_server, "/v1/chat/completions/batch", cases)
+    answers = both(server, "/v1/chat/completions/batch", cases)
     for name, (line, online) in answers.items():
         assert line == online, name
     choices = answers["two"][0][1]["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert "Paris" in choices[0]["message"]["content"]
-    with chat_server.http() as http:
+    with server.http() as http:
         alone = [
             http.post("/v1/chat/completions", json=asked(messages=[turn])).json()["usage"] for turn in (FRANCE, spain)
         ]
@@ -154,24 +147,24 @@ def test_conversations_are_answered_as_online_one_choice_each(chat_server: Serve
     [{"stream": True}, {"tools": [WEATHER]}, {"use_beam_search": True}, {"messages": [FRANCE]}, {"messages": []}],
     ids=["stream", "tools", "beam search", "flat", "empty"],
 )
-def test_conversations_refuse_what_they_cannot(chat_server: Server, fields: dict[str, Any]) -> None:
-    with chat_server.http() as http:
+def test_conversations_refuse_what_they_cannot(server: Server, fields: dict[str, Any]) -> None:
+    with server.http() as http:
         reply = http.post("/v1/chat/completions/batch", json=asked(messages=[[FRANCE]]) | fields)
     assert reply.status_code == 400
     error_of(reply.json())
 
 
-def test_stream_online_says_what_the_whole_answer_says(chat_server: Server) -> None:
-    with chat_server.sdk() as client:
+def test_stream_online_says_what_the_whole_answer_says(server: Server) -> None:
+    with server.sdk() as client:
         whole = client.chat.completions.create(**asked())
         chunks = list(client.chat.completions.create(**asked(stream=True)))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert len(chunks) > 3
 
 
-def test_users_own_priority_gets_nowhere(chat_server: Server) -> None:
+def test_users_own_priority_gets_nowhere(server: Server) -> None:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": asked(priority=-9)}
-    with chat_server.sdk() as client, chat_server.http() as http:
+    with server.sdk() as client, server.http() as http:
         batch = run(client, [line])
         assert batch.status == "failed"
         assert batch.errors is not None
@@ -179,17 +172,42 @@ def test_users_own_priority_gets_nowhere(chat_server: Server) -> None:
         assert http.post("/v1/chat/completions", json=asked(priority=-9)).status_code == 200
 
 
-def test_tokens_there_and_back(chat_server: Server) -> None:
-    with chat_server.http() as http:
+def test_tokens_there_and_back(server: Server) -> None:
+    with server.http() as http:
         tokens = http.post("/tokenize", json={"model": MODEL, "prompt": "Paris is big", "add_special_tokens": False})
         text = http.post("/detokenize", json={"model": MODEL, "tokens": tokens.json()["tokens"]})
         assert text.json()["prompt"] == "Paris is big"
-        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == [MODEL]
 
 
-def test_endpoint_that_the_model_lacks_names_what_it_has(chat_server: Server) -> None:
+def test_adapters_lines_are_answered_as_online_and_not_as_the_models(server: Server) -> None:
+    cases = {"plain": asked(), "logprobs": asked(logprobs=True), "choices": asked(n=2, temperature=0.9, seed=7)}
+    answers = both(server, "/v1/chat/completions", {name: case | {"model": ADAPTER} for name, case in cases.items()})
+    for name, (line, online) in answers.items():
+        assert line == online, name
+        assert (line[0], line[1]["model"]) == (200, ADAPTER)
+    with server.http() as http:
+        for name, case in cases.items():
+            ours = http.post("/v1/chat/completions", json=case).json()["choices"]
+            assert [choice["message"] for choice in ours] != [c["message"] for c in answers[name][0][1]["choices"]]
+
+
+def test_adapters_are_models_by_name_and_unknown_ones_are_not(server: Server) -> None:
+    with server.sdk() as client, server.http() as http:
+        assert [card.id for card in client.models.list()] == [MODEL, SECOND_NAME, ADAPTER]
+        assert client.models.retrieve(ADAPTER).id == ADAPTER
+        assert http.get(f"/v1/models/{ADAPTER}").json()["parent"] == MODEL
+        with pytest.raises(openai.NotFoundError, match="poets/unknown"):
+            client.models.retrieve("poets/unknown")
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": asked(model="poets/unknown")}
+        batch = run(client, [line])
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert [error.code for error in batch.errors.data or []] == ["model_not_found"]
+
+
+def test_endpoint_that_the_model_lacks_names_what_it_has(server: Server) -> None:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": MODEL, "input": "x"}}
-    with chat_server.sdk() as client, chat_server.http() as http:
+    with server.sdk() as client, server.http() as http:
         batch = run(client, [line], endpoint="/v1/embeddings")
         assert batch.status == "failed"
         assert batch.errors is not None

@@ -1,12 +1,8 @@
-"""The whole product with the embedded model on the CPU build of vLLM: one server for the module."""
+"""The whole product with the embedded model on the CPU build of vLLM."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -14,70 +10,14 @@ import openai
 import pytest
 
 from tests.acceptance.batch import answer, by_id, chat, counts, create, rows, run, wait
-from tests.acceptance.server import Server
+from tests.acceptance.vllm_chat.conftest import LOAD_SECONDS, MODEL, SECOND_NAME, Loaded
 from tests.acceptance.wire import error_of
-
-MODEL = "SmolLM2-135M-Instruct"
-SECOND_NAME = "second-name"
-FLAGS = ("--engine", "vllm", "--served-model-name", MODEL, SECOND_NAME)
-LOAD_SECONDS = 240
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.timeout(LOAD_SECONDS + 120),
 ]
-
-
-@dataclass
-class Loaded:
-    """The server, and how it answered while the model loaded."""
-
-    server: Server
-    ready_while_loading: list[tuple[int, str]]
-    slowest_health_seconds: float
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Generator[Loaded]:
-    if importlib.util.find_spec("vllm") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("vLLM is not installed (`make setup`)")
-    folder = tmp_path_factory.mktemp("vllm")
-    # vLLM's own processes write to stderr as they like.
-    server = Server(folder / "data", folder / "server.log", flags=FLAGS, ready_seconds=60, plain_lines=True)
-    server.start(wait="/health")
-    try:
-        yield _watch_loading(server)
-        server.stop(within_seconds=35)
-    except BaseException:
-        print(server.log())
-        raise
-    finally:
-        server.kill()
-
-
-def _watch_loading(server: Server) -> Loaded:
-    replies: list[tuple[int, str]] = []
-    slowest = 0.0
-    deadline = time.monotonic() + LOAD_SECONDS
-    with server.http(key="") as http:
-        while True:
-            start = time.monotonic()
-            assert http.get("/health").status_code == 200
-            slowest = max(slowest, time.monotonic() - start)
-            reply = http.get("/ready")
-            if reply.status_code == 200:
-                return Loaded(server, replies, slowest)
-            replies.append((reply.status_code, reply.text))
-            assert time.monotonic() < deadline, replies[-1]
-            assert server.process.poll() is None
-            time.sleep(0.1)
-
-
-@pytest.fixture
-def client(loaded: Loaded) -> Generator[openai.OpenAI]:
-    with loaded.server.sdk() as sdk:
-        yield sdk
 
 
 def ask(custom_id: str, content: str, **body: Any) -> dict[str, Any]:
