@@ -3,7 +3,7 @@
 vLLM's priority alone only orders who enters: a client waits for a seat, and then shares each step with everybody else.
 `YieldingSteps` goes in front of vLLM's scheduler (app/engine/vllm_library.py) and decides for each step who takes part:
 
-    no client about                    everybody; batches leave an eighth of the seats free
+    no client about                    everybody; for a minute after one, batches leave an eighth of the seats free
     a client runs or waits             clients only
     … but now and then                 everybody, so that a batch never stands still: at most one step of eight, and at
                                        most a fifth of the time, since a full step may take as long as many small ones
@@ -25,6 +25,8 @@ BATCH_STEP_EVERY = 8
 #: Clients have the engine to themselves for so many times what the last step with a batch took.
 CLIENTS_TIMES = 4
 RESERVED_SHARE = 0.125
+#: Seats are left free for so long after the last client; the first one of a while waits for a seat.
+RESERVED_SECONDS = 60.0
 CACHE_MAX_USAGE = 0.9
 #: Clients moved for one step beyond the free seats: those at the head may not be able to run yet.
 _SPARE_CLIENTS = 16
@@ -49,6 +51,7 @@ class YieldingSteps:
         self._batch_seats = max(1, self._seats - math.ceil(self._seats * RESERVED_SHARE))
         self._steps_beside_clients = 0
         self._clients_idle = False
+        self._client_at = -math.inf
         # When the last step with a batch began, None once it has ended; how long it took; since when clients are alone.
         self._began_at: float | None = None
         self._step_seconds = 0.0
@@ -62,7 +65,9 @@ class YieldingSteps:
         client_waits = bool(self.waiting) and self.waiting.peek_request().priority < BATCH
         if not client_waits and all(request.priority >= BATCH for request in self.running):
             self._steps_beside_clients = 0
-            return self._everybody(self._batch_seats, *arguments, **fields)
+            lately = self.clock() - self._client_at < RESERVED_SECONDS
+            return self._everybody(self._batch_seats if lately else self._seats, *arguments, **fields)
+        self._client_at = self.clock()
         self._steps_beside_clients += 1
         crowded = self.kv_cache_manager.usage > CACHE_MAX_USAGE  # type: ignore[attr-defined]
         if crowded or self._clients_idle or self._batch_is_due():

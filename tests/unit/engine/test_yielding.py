@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.yielding import BATCH, BATCH_STEP_EVERY, INTERACTIVE, YieldingSteps
+from app.engine.yielding import BATCH, BATCH_STEP_EVERY, INTERACTIVE, RESERVED_SECONDS, YieldingSteps
 
 SEATS = 16
 RESERVED = 2
@@ -115,8 +115,10 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Engine:
-    """Full of a batch, with more of it waiting."""
+    """Full of a batch, with more of it waiting; a client was there a moment ago."""
     engine = Engine()
+    engine.ask(INTERACTIVE, left=1)
+    engine.step()
     for _ in range(3 * SEATS):
         engine.ask(BATCH, left=1000)
     engine.step()
@@ -126,6 +128,23 @@ def engine() -> Engine:
 def test_batch_leaves_seats_free(engine: Engine) -> None:
     assert len(engine.step()) == SEATS - RESERVED
     assert len(engine.scheduler.waiting) == 2 * SEATS + RESERVED
+
+
+def test_batch_has_every_seat_when_no_client_came_for_a_while(engine: Engine) -> None:
+    engine.now += RESERVED_SECONDS
+    assert len(engine.step()) == SEATS
+
+
+def test_first_client_of_a_while_has_the_next_seat_and_then_its_own_steps(engine: Engine) -> None:
+    engine.now += RESERVED_SECONDS
+    engine.step()
+    client = engine.ask(INTERACTIVE, left=3)
+    engine.scheduler.running[0].left = 2
+    steps = [engine.step() for _ in range(8)]
+    at = next(number for number, step in enumerate(steps) if client in step)
+    assert all(len(step) in (0, SEATS) for step in steps[:at])
+    assert steps[at : at + 3] == [[client]] * 3
+    assert len(steps[-1]) == SEATS - 1, "the seat stays free"
 
 
 def test_client_has_the_next_step_and_has_it_alone(engine: Engine) -> None:
