@@ -1,20 +1,23 @@
-"""`python -m bench [NAME …|all] [--runs 3] [--scale 1] [--out FILE]`: measure, print the table, write JSON."""
+"""`python -m bench [NAME …|all] [--runs N] [--scale 1] [--out FILE]`: measure, print the table, write JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from rich.console import Console
 
-from bench import drain, durability, engine, interactive, peers, poll, reaction, size, wire
-from bench.report import Row, document, machine, markdown, show
+from bench import drain, durability, engine, interactive, peers, poll, ray, reaction, size, wire
+from bench.report import Row, document, load, machine, markdown, show
 
-#: Each has NAME and `measure(*, runs, scale) -> list[Row]`. A new measurement is a new module here.
-MEASUREMENTS: tuple[ModuleType, ...] = (drain, wire, peers, durability, reaction, size, poll, engine, interactive)
+#: Each has NAME, `measure(*, runs, scale) -> list[Row]`, and RUNS where it is not 3. A new measurement is a new module.
+MEASUREMENTS: tuple[ModuleType, ...] = (drain, wire, peers, durability, reaction, size, poll, engine, interactive, ray)
+RUNS = 3
 #: Without a name, those that end within a minute or two.
 QUICK = (drain, wire, peers)
 
@@ -24,7 +27,7 @@ def main() -> int:
     names = [module.NAME for module in MEASUREMENTS]
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure everything but the model.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(names)}, or all")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each, each with a fresh server (3)")
+    parser.add_argument("--runs", type=int, help="runs of each; without it 3, and 5 of engine and durability")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies sizes; targets are meant for 1")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--markdown", type=Path, help="write the page docs/benchmarks.md here")
@@ -37,8 +40,12 @@ def main() -> int:
     wanted = set(given.names or (module.NAME for module in QUICK))
     for module in MEASUREMENTS:
         if module.NAME in wanted or "all" in wanted:
-            with console.status(f"measuring {module.NAME}, {given.runs} runs …"):
-                rows += module.measure(runs=given.runs, scale=given.scale)
+            runs = given.runs or getattr(module, "RUNS", RUNS)
+            with console.status(f"measuring {module.NAME}, {runs} runs …"):
+                before, began = load(), time.monotonic()
+                found = module.measure(runs=runs, scale=given.scale)
+            console.print(f"{module.NAME}: {time.monotonic() - began:.0f} s", highlight=False)
+            rows += [replace(row, measurement=module.NAME, load=before) for row in found]
     if given.out:
         given.out.write_text(json.dumps(document(rows, where=where), indent=2) + "\n", encoding="utf-8")
     if given.markdown:

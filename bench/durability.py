@@ -18,7 +18,7 @@ from bench.report import Row, judged
 from bench.server import serving
 
 NAME = "durability"
-ROUNDS = 5
+RUNS = 5
 TARGET_PERCENT = 3.0
 DELAY = ("--set", "engine.echo_delay_seconds=0.005")
 
@@ -45,10 +45,10 @@ class _Run:
 
 
 def measure(*, runs: int, scale: float) -> list[Row]:
-    """At least ROUNDS pairs each; `scale` multiplies the number of lines."""
+    """`runs` pairs each; `scale` multiplies the number of lines."""
     rows: list[Row] = []
     for case in _CASES:
-        rows += _compare(case, lines=max(1, int(case.lines * scale)), pairs=max(ROUNDS, runs))
+        rows += _compare(case, lines=max(1, int(case.lines * scale)), pairs=runs)
     return rows
 
 
@@ -85,7 +85,7 @@ def _run(module: str, content: bytes, *, lines: int, concurrent: int) -> _Run:
         serving(*flags, module=module) as server,
         httpx2.Client(base_url=server.base_url, timeout=60) as client,
     ):
-        before = server.process.cpu_times()
+        before = server.processor_seconds()
         seconds = drain(client, content, lines=lines).seconds
-        after = server.process.cpu_times()
-    return _Run(seconds, after.user + after.system - before.user - before.system)
+        processor = server.processor_seconds() - before
+    return _Run(seconds, processor)

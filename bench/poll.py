@@ -1,4 +1,4 @@
-"""Polls beside a drain: GET of a batch and of a list by another process, idle and at full speed, one process or two."""
+"""Polls beside a drain: GETs of a batch and of a list by another process, idle and at full speed, both roles."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import httpx2
 
-from bench.drain import drain, request_file
+from bench.drain import drain, request_file, upload
 from bench.report import Row, judged
-from bench.server import serving
+from bench.server import Server, serving
 
 NAME = "poll"
 LINES = 50_000
 SECONDS = 2.0
-_PAUSE_SECONDS = 0.005  # a dashboard, not a load test: the drain must keep a core
+#: A dashboard's pace, not a load test: the drain must keep a core.
+PAUSE_SECONDS = 0.005
+TARGETS_MS = {"one process": 100.0, "split roles": 20.0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of one kind of GET, a figure for each run."""
+
+    p99_ms: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)
+
+    def note(self, seconds: list[float]) -> None:
+        self.p99_ms.append(statistics.quantiles(seconds, n=100)[98] * 1e3)
+        self.rate.append(1 / statistics.fmean(seconds))
 
 
 def measure(*, runs: int, scale: float) -> list[Row]:
@@ -25,36 +40,51 @@ def measure(*, runs: int, scale: float) -> list[Row]:
     content = request_file(max(1_000, int(LINES * scale)))
     lines = content.count(b"\n")
     rows: list[Row] = []
-    for name, split, target in (("one process", False, 100.0), ("split roles", True, 20.0)):
-        idle, busy, lists = [], [], []
+    for where, target in TARGETS_MS.items():
+        found = {(what, when): _Found() for what in ("a batch", "a list") for when in ("idle", "beside a full drain")}
         for _ in range(runs):
-            with serving(split=split) as server, httpx2.Client(base_url=server.base_url, timeout=120) as client:
-                drain(client, request_file(100), lines=100)
-                batch_id = client.get("batches").raise_for_status().json()["data"][0]["id"]
-                idle.append(_polled(server.base_url, f"batches/{batch_id}", lambda: time.sleep(SECONDS)))
-                work = _draining(client, content, lines)
-                busy.append(_polled(server.base_url, f"batches/{batch_id}", work))
-                work = _draining(client, content, lines)
-                lists.append(_polled(server.base_url, "batches?limit=20", work))
-        rows.append(Row(f"GET a batch, idle, {name}", "ms p99", tuple(idle)))
-        row = Row(f"GET a batch beside a full drain, {name}", "ms p99", tuple(busy), note=f"{lines:,} lines draining")
-        rows.append(judged(row, f"<= {target:.0f}", lambda p99, bound=target: p99 <= bound))  # type: ignore[misc]
-        rows.append(Row(f"GET a list beside a full drain, {name}", "ms p99", tuple(lists)))
+            with serving(split=where == "split roles") as server:
+                _run(server, found, content, lines)
+        for (what, when), one in found.items():
+            name = f"GET {what}, {when}, {where}"
+            p99 = Row(name, "ms p99", tuple(one.p99_ms), note="" if when == "idle" else f"{lines:,} lines draining")
+            if (what, when) == ("a batch", "beside a full drain"):
+                p99 = judged(p99, f"<= {target:.0f}", lambda p99, bound=target: p99 <= bound)  # type: ignore[misc]
+            rows.append(p99)
+            rows.append(Row(name, "requests/s", tuple(one.rate), note="one after the other"))
     return rows
 
 
-def _draining(client: httpx2.Client, content: bytes, lines: int) -> Callable[[], None]:
-    return lambda: _discard(drain(client, content, lines=lines))
+def _run(server: Server, found: dict[tuple[str, str], _Found], content: bytes, lines: int) -> None:
+    with httpx2.Client(base_url=server.base_url, timeout=120) as client:
+        drain(client, request_file(100), lines=100)
+        batch_id = client.get("batches").raise_for_status().json()["data"][0]["id"]
+        for what, path in (("a batch", f"batches/{batch_id}"), ("a list", "batches?limit=20")):
+            found[what, "idle"].note(_polled(server, path, lambda: time.sleep(SECONDS)))
+            file_id = upload(client, content)  # before the clock of the polls starts
+            found[what, "beside a full drain"].note(_polled(server, path, _draining(client, file_id, lines)))
 
 
-def _discard(_: object) -> None:
-    return None
+def _draining(client: httpx2.Client, file_id: str, lines: int) -> Callable[[], None]:
+    """From the creation of a batch to its end."""
+
+    def work() -> None:
+        body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = client.post("batches", json=body).raise_for_status().json()
+        while batch["status"] in {"validating", "in_progress", "finalizing"}:
+            time.sleep(0.1)
+            batch = client.get(f"batches/{batch['id']}").raise_for_status().json()
+        if batch["request_counts"] != {"total": lines, "completed": lines, "failed": 0}:
+            raise RuntimeError(f"not every line was answered: {batch['status']} {batch['request_counts']}")
+
+    return work
 
 
-def _polled(base_url: str, path: str, work: Callable[[], None]) -> float:
-    """The 99th percentile in milliseconds of GETs by another process while `work` runs."""
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    poller = multiprocessing.get_context("spawn").Process(target=_poll, args=(base_url, path, theirs))
+def _polled(server: Server, path: str, work: Callable[[], None]) -> list[float]:
+    """Seconds of each GET that another process makes while `work` runs."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    poller = context.Process(target=_poll, args=(server.base_url, path, theirs))
     poller.start()
     ours.recv()
     try:
@@ -63,7 +93,7 @@ def _polled(base_url: str, path: str, work: Callable[[], None]) -> float:
         ours.send(None)
     times: list[float] = ours.recv()
     poller.join()
-    return statistics.quantiles(times, n=100)[98] * 1e3
+    return times
 
 
 def _poll(base_url: str, path: str, pipe: Connection) -> None:
@@ -75,6 +105,6 @@ def _poll(base_url: str, path: str, pipe: Connection) -> None:
             began = time.perf_counter()
             client.get(path).raise_for_status()
             times.append(time.perf_counter() - began)
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
     pipe.recv()
     pipe.send(times)

@@ -22,7 +22,11 @@ _DISTRIBUTIONS = ("batchyard", "uvicorn", "sqlalchemy", "fastapi", "msgspec", "v
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: the median of `runs`, in `unit`. `target` says in words what it should be, `met` whether it is."""
+    """One figure: the median of `runs`, in `unit`. `target` says in words what it should be, `met` whether it is.
+
+    Without `runs` it was not measured, and `note` says why. `measurement` is the name it is asked for by, `load` the
+    machine's load average before.
+    """
 
     name: str
     unit: str
@@ -30,15 +34,25 @@ class Row:
     target: str = ""
     met: bool | None = None
     note: str = ""
+    measurement: str = ""
+    load: float = 0.0
 
     @property
     def median(self) -> float:
         return statistics.median(self.runs)
 
+    @property
+    def spread(self) -> str:
+        """From the lowest to the highest run, as shares of the median."""
+        if len(self.runs) < 2 or not self.median:
+            return ""
+        low, high = ((value / self.median - 1) * 100 for value in (min(self.runs), max(self.runs)))
+        return f"{low:+.0f} % … {high:+.0f} %"
+
 
 def judged(row: Row, target: str, test: Callable[[float], bool]) -> Row:
     """`row` with its target, in words, and whether the median meets it."""
-    return replace(row, target=target, met=test(row.median))
+    return replace(row, target=target, met=test(row.median) if row.runs else None)
 
 
 def machine() -> dict[str, Any]:
@@ -49,8 +63,13 @@ def machine() -> dict[str, Any]:
         "cores": len(cores),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": load(),
     }
+
+
+def load() -> float:
+    """How many processes wanted a core, over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def versions() -> dict[str, str]:
@@ -64,39 +83,69 @@ def versions() -> dict[str, str]:
     return found
 
 
-def document(rows: Sequence[Row], *, where: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON object."""
-    command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
-    figures = [{**asdict(row), "median": row.median} for row in rows]
-    return {"machine": where, "versions": versions(), "command": command, "rows": figures}
+def document(rows: Sequence[Row], *, where: dict[str, Any], command: str | None = None) -> dict[str, Any]:
+    """Everything as one JSON object. `command` None: `python -m bench`, for all and for each."""
+    figures = [
+        {**asdict(row), "median": row.median if row.runs else None, "command": command or command_of(row.measurement)}
+        for row in rows
+    ]
+    return {"machine": where, "versions": versions(), "command": command or _command(), "rows": figures}
+
+
+def command_of(measurement: str) -> str:
+    """What measures these rows alone."""
+    return f"python -m bench {measurement}"
 
 
 def markdown(rows: Sequence[Row], *, where: dict[str, Any]) -> str:
     """The page docs/benchmarks.md."""
-    lines = ["| figure | median | unit | runs | target | note |", "|---|---|---|---|---|---|"]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
     memory = f"{where['memory_gib']} GiB"
-    return "\n".join(
-        [
-            "# Benchmarks",
-            "",
-            f"Written by `make bench` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; medians of the runs shown.",
-            "Trust ratios more than single figures: the machine is a shared virtual one.",
-            "",
-            f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}",
-            f"- Load before: {where['load_before']}",
-            "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
-            "- Command: `" + shlex.join(["python", "-m", "bench", *sys.argv[1:]]) + "`",
-            "",
-            *lines,
-            "",
-        ]
-    )
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Written by `{_command()} --markdown` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Each figure is the",
+        "median of the runs shown; the spread is that of the lowest and the highest run around it. Trust ratios more",
+        "than single figures: the machine is a shared virtual one.",
+        "",
+        f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}",
+        "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
+    ]
+    for measurement in dict.fromkeys(row.measurement for row in rows):
+        mine = [row for row in rows if row.measurement == measurement]
+        lines += ["", f"## `{command_of(measurement)}`", "", f"Load of the machine before: {mine[0].load}.", ""]
+        lines += tabulated(mine)
+    return "\n".join([*lines, "", *_GPU, ""])
+
+
+HEADINGS = ("figure", "median", "unit", "spread", "runs", "target", "note")
+_GPU = (
+    "## On a GPU",
+    "",
+    "No GPU was at hand. `python -m bench.gpu --markdown FILE` is the prepared script: the first three files above and",
+    "interactive latency beside a batch, with models of about 1 and 8 billion parameters and random weights, within 12",
+    "minutes on one device. What it writes belongs here. So far it has run on a CPU only, with tiny sizes (`--tiny`).",
+)
+
+
+def tabulated(rows: Sequence[Row]) -> list[str]:
+    """A table in Markdown."""
+    head = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    return head + ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+
+
+def _command() -> str:
+    given = sys.argv[1:]
+    if "--markdown" in given:
+        at = given.index("--markdown")
+        del given[at : at + 2]
+    return shlex.join(["python", "-m", "bench", *given])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     verdict = {None: "", True: " met", False: " MISSED"}[row.met]
-    return (row.name, _shown(row.median), row.unit, " ".join(map(_shown, row.runs)), row.target + verdict, row.note)
+    median = _shown(row.median) if row.runs else "not measured"
+    runs = " ".join(map(_shown, row.runs))
+    return (row.name, median, row.unit, row.spread, runs, row.target + verdict, row.note)
 
 
 def _shown(value: float) -> str:
@@ -105,17 +154,17 @@ def _shown(value: float) -> str:
 
 def show(rows: Sequence[Row], *, where: dict[str, Any], console: Console) -> None:
     """The table."""
-    table = Table("figure", "median", "unit", "runs", "target", "note")
+    table = Table(*HEADINGS)
     for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
     console.print(
-        f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, {where['system']}; "
-        f"load before: {where['load_before']}",
+        f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, {where['system']}; load before: "
+        + ", ".join(f"{name} {number}" for name, number in {row.measurement: row.load for row in rows}.items()),
         highlight=False,
     )
     console.print(", ".join(f"{name} {version}" for name, version in versions().items()), highlight=False)
-    console.print(shlex.join(["python", "-m", "bench", *sys.argv[1:]]), highlight=False)
+    console.print(_command(), highlight=False)
 
 
 def _cpu_name() -> str:

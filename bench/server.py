@@ -38,6 +38,11 @@ class Server:
                 total += process.memory_info().rss
         return total
 
+    def processor_seconds(self) -> float:
+        """Processor time of the process so far, user and system."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
 
 class PeakMemory:
     """The most resident memory while the context is open: sampled every 20 ms, and the kernel's own high-water mark.
