@@ -1,6 +1,6 @@
 """`python -m app` is `batchyard`."""
 
-from app.cli import main
+from app.cli import program
 
 if __name__ == "__main__":  # engines start children by spawn, and a child imports this module again
-    main()
+    program()

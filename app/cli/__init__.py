@@ -10,37 +10,38 @@ from typing import NoReturn
 from app.cli.commands import cli
 from app.errors import BatchyardError, SettingsInvalid
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "program"]
 
 
-def main() -> NoReturn:
-    """Run the command line of this process. An expected failure is one line on stderr, never a traceback."""
-    try:
-        cli(prog_name="batchyard")
-        code: int | str | None = 0
-    except SettingsInvalid as exc:
-        code = _failure(exc, 2)
-    except BatchyardError as exc:
-        code = _failure(exc, 1)
-    except SystemExit as exc:  # how a command ends
-        code = exc.code
-    _leave(code)
-
-
-def _failure(exc: BatchyardError, code: int) -> int:
-    sys.stderr.write(f"error: {exc.message}\n")
-    return code
-
-
-def _leave(code: int | str | None) -> NoReturn:
-    """End the process.
+def program() -> NoReturn:
+    """`main` as a process of its own, which ends here.
 
     The threads of the S3 client cannot be stopped, and one that drops a Python object while the interpreter is taken
     down aborts the process (exit code 134 instead of 0, in one of six on a busy machine). So it is not taken down.
     """
-    if "obstore" in sys.modules and (code is None or isinstance(code, int)):
+    code: int | str | None = None
+    try:
+        main()
+    except SystemExit as exc:
+        code = exc.code
+    if "obstore" in sys.modules and not isinstance(code, str):
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Run the command line. An expected failure is one line on stderr, never a traceback. Raises SystemExit."""
+    try:
+        cli(prog_name="batchyard")
+    except SettingsInvalid as exc:
+        _end(f"error: {exc.message}", 2)
+    except BatchyardError as exc:
+        _end(f"error: {exc.message}", 1)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    sys.stderr.write(line + "\n")
     sys.exit(code)
