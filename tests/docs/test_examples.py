@@ -77,7 +77,7 @@ def test_bench_measures_and_writes_its_figures(tmp_path: Path) -> None:
     assert ended.returncode in (0, 1), ended.stderr  # 1: a target was missed, which says nothing at this size
     found = json.loads(out.read_text())
     rows = {row["name"]: row for row in found["rows"]}
-    assert set(rows) == {"drain", "create to completed", "memory above idle, peak"}
+    assert set(rows) == {"drain", "drain, Postgres", "create to completed", "memory above idle, peak"}
     assert all(row["median"] > 0 for row in rows.values())
     assert found["command"].startswith("python -m bench drain --runs 1")
     assert found["versions"]["python"] in ended.stdout
