@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -92,6 +94,13 @@ def document(rows: Sequence[Row], *, where: dict[str, Any], command: str | None 
     return {"machine": where, "versions": versions(), "command": command or _command(), "rows": figures}
 
 
+def earlier(path: Path) -> list[Row]:
+    """The rows of a JSON file that `document` made."""
+    names = [field.name for field in fields(Row)]
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [Row(**{name: row[name] for name in names} | {"runs": tuple(row["runs"])}) for row in found]
+
+
 def command_of(measurement: str) -> str:
     """What measures these rows alone."""
     return f"python -m bench {measurement}"
@@ -103,8 +112,8 @@ def markdown(rows: Sequence[Row], *, where: dict[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `{_command()} --markdown` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Each figure is the",
-        "median of the runs shown; the spread is that of the lowest and the highest run around it. Trust ratios more",
+        f"Written by `python -m bench --markdown` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Each figure is",
+        "the median of the runs shown; the spread is that of the lowest and the highest run around it. Trust ratios more",
         "than single figures: the machine is a shared virtual one.",
         "",
         f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}",
@@ -134,11 +143,7 @@ def tabulated(rows: Sequence[Row]) -> list[str]:
 
 
 def _command() -> str:
-    given = sys.argv[1:]
-    if "--markdown" in given:
-        at = given.index("--markdown")
-        del given[at : at + 2]
-    return shlex.join(["python", "-m", "bench", *given])
+    return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bench.report import Row, document, judged, markdown
+import json
+from pathlib import Path
+
+from bench.report import Row, document, earlier, judged, markdown
 
 WHERE = {"cpu": "c", "cores": 2, "memory_gib": 1.0, "system": "s", "load_before": 0.0, "device": "a GPU"}
 
@@ -26,3 +29,13 @@ def test_page_tells_the_command_of_each_row() -> None:
     assert page.index("`python -m bench drain`") < page.index("| a |") < page.index("`python -m bench poll`")
     commands = [row["command"] for row in document(rows, where=WHERE)["rows"]]
     assert commands == ["python -m bench drain", "python -m bench poll"]
+
+
+def test_rows_of_an_earlier_run_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        judged(Row("a", "s", (1.0, 2.0), note="n", measurement="drain", load=1.5), "<= 2", lambda value: value <= 2),
+        Row("b", "s", (), measurement="poll"),
+    ]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(document(rows, where=WHERE)))
+    assert earlier(path) == rows
