@@ -21,6 +21,7 @@ from typing import Any
 from app.domain.batch import BatchStatus
 from app.domain.file import Purpose
 from app.domain.project import DEFAULT_PROJECT
+from app.engine.yielding import BATCH
 from app.main import Parts, build
 from app.settings import EngineSettings, LogSettings, Settings
 from bench.requests import CHAT, Request, jsonl
@@ -64,7 +65,7 @@ class Contest:
         self._model = model
         self._llm: Any = getattr(parts.engine.current, "_llm")  # noqa: B009 - the bench measures what lies underneath
         self._requests: Sequence[Request] = ()
-        self._content = b""
+        self._content = self._their_content = b""
         self._prompts: list[list[int]] = []
 
     async def rounds(self, requests: Sequence[Request], *, runs: Mapping[str, int]) -> dict[str, list[float]]:
@@ -91,6 +92,8 @@ class Contest:
     def _take(self, requests: Sequence[Request]) -> None:
         self._requests = requests
         self._content = jsonl(requests, model=self._model.name)
+        # Like our lines, and unlike a client: else the engine would keep seats free for clients in the next minute.
+        self._their_content = jsonl(requests, model=self._model.name, priority=BATCH)
         tokenizer = self._llm.get_tokenizer()
         self._prompts = []
         for request in requests:
@@ -119,7 +122,7 @@ class Contest:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         source, target = self._folder / "in.jsonl", self._folder / "out.jsonl"
-        source.write_bytes(self._content)
+        source.write_bytes(self._their_content)
         parser = run_batch.make_arg_parser(FlexibleArgumentParser())
         given = ["--model", str(self._model.source), "--served-model-name", self._model.name]
         await run_batch.run_batch(self._llm, parser.parse_args(["-i", str(source), "-o", str(target), *given]))
@@ -136,7 +139,7 @@ class Contest:
             )
             made = 0
             stream = self._llm.generate(
-                {"prompt_token_ids": prompt}, parameters, f"limit-{time.monotonic_ns()}-{number}"
+                {"prompt_token_ids": prompt}, parameters, f"limit-{time.monotonic_ns()}-{number}", priority=BATCH
             )
             async for output in stream:
                 made = len(output.outputs[0].token_ids)
