@@ -44,8 +44,8 @@ def plain(scale: float) -> list[Request]:
     return [Request(_text(rng, rng.randint(5, 120)), rng.randint(4, 28)) for _ in range(max(4, int(256 * scale)))]
 
 
-def shared(scale: float, *, prefix_words: int = 560) -> list[Request]:
-    """4 long prefixes with 16 short questions each, interleaved; at least 2 each."""
+def shared(scale: float, *, prefix_words: int = 600) -> list[Request]:
+    """4 prefixes of that many words (here each a token) with 16 short questions each, interleaved; at least 2 each."""
     rng = random.Random(2)
     prefixes = [_text(rng, prefix_words) for _ in range(4)]
     each = max(2, int(16 * scale))
