@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.engine import CASES, rows_of
+from bench.engine import CASES, by_hand_rows, rows_of
 from bench.requests import plain, shared, stragglers
 
 
@@ -22,3 +22,12 @@ def test_files_are_the_same_each_time_and_as_large_as_said() -> None:
         assert file(0.5) == file(0.5)
         assert all(request.max_tokens <= 400 for request in file(1))
     assert len({request.prompt.split(" Question")[0] for request in shared(1)}) == 4
+
+
+def test_lines_sorted_by_hand_show_what_an_order_can_gain() -> None:
+    case = CASES[1]
+    assert case.by_hand is not None
+    prefixes = [request.prompt.split(" Question")[0] for request in case.by_hand(shared(1))]
+    assert [prefixes[number : number + 16].count(prefixes[number]) for number in (0, 16, 32, 48)] == [16] * 4
+    rate, seconds, ratio = by_hand_rows(case, [4.0, 2.0], [2.0], tokens=8)
+    assert (rate.runs, seconds.runs, ratio.runs) == ((4.0,), (2.0,), (0.5,))
