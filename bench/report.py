@@ -45,9 +45,11 @@ class Row:
 
     @property
     def spread(self) -> str:
-        """From the lowest to the highest run, as shares of the median."""
+        """From the lowest to the highest run, as shares of the median; as they are where they are shares themselves."""
         if len(self.runs) < 2 or not self.median:
             return ""
+        if self.unit == "%":
+            return f"{min(self.runs):+.1f} … {max(self.runs):+.1f}"
         low, high = ((value / self.median - 1) * 100 for value in (min(self.runs), max(self.runs)))
         return f"{low:+.0f} % … {high:+.0f} %"
 
@@ -109,12 +111,13 @@ def command_of(measurement: str) -> str:
 def markdown(rows: Sequence[Row], *, where: dict[str, Any]) -> str:
     """The page docs/benchmarks.md."""
     memory = f"{where['memory_gib']} GiB"
+    today = datetime.datetime.now(datetime.UTC)
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `python -m bench --markdown` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Each figure is",
-        "the median of the runs shown; the spread is that of the lowest and the highest run around it. Trust ratios",
-        "more than single figures: the machine is a shared virtual one.",
+        f"Written by `python -m bench --markdown` on {today:%Y-%m-%d}. Each figure is the median of the runs",
+        "shown; the spread is that of the lowest and the highest run around it. Trust ratios more than single",
+        "figures: the machine is a shared virtual one.",
         "",
         f"- Machine: {where['cpu']}, {where['cores']} cores, {memory}, {where['system']}",
         "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),

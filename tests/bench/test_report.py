@@ -16,6 +16,10 @@ def test_median_and_spread_show_the_noise() -> None:
     assert row.spread == "-10 % … +20 %"
 
 
+def test_spread_of_shares_is_in_shares() -> None:
+    assert Row("cost", "%", (-0.5, 0.02, 2.25)).spread == "-0.5 … +2.2"
+
+
 def test_what_was_not_measured_meets_and_misses_nothing() -> None:
     row = judged(Row("drain", "lines/s", (), note="no disk", measurement="drain"), ">= 95", lambda rate: rate >= 95)
     assert row.met is None
