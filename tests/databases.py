@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
@@ -23,6 +23,7 @@ import pytest
 from app.store import schema
 from app.store.contract_tables import metadata  # which brings those of `tables` along
 from app.store.db import Database, parse
+from tests.requirement import without
 
 T = TypeVar("T")
 
@@ -71,13 +72,6 @@ def _apart(work: Callable[[], T]) -> T:
     """`work` in a thread, where an event loop of its own does not touch the tests' loop."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
-
-
-def without(reason: str) -> NoReturn:
-    """Skip the test; in CI, fail it."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason}; CI runs the store suite on both databases")
-    pytest.skip(reason)
 
 
 def binaries() -> Path | None:

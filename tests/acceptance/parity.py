@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from tests.acceptance.batch import Endpoint, by_id, rows, run
 from tests.acceptance.server import Server
+from tests.requirement import without
 
 LOAD_SECONDS = 240
 #: Names and times, which differ between any two requests.
@@ -26,7 +24,7 @@ ALONE = {"BATCHYARD_ENGINE_WINDOW": "1"}
 def running(folder: Path, *flags: str, settings: Mapping[str, str] | None = None) -> Generator[Server]:
     """A server with vLLM, `flags` and `settings`; without vLLM the test is skipped, and fails where CI is set."""
     if importlib.util.find_spec("vllm") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("vLLM is not installed (`make setup`)")
+        without("vLLM is not installed (`make setup`)")
     server = Server(
         folder / "data",
         folder / "server.log",

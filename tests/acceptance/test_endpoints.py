@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import openai
@@ -14,6 +12,7 @@ import pytest
 from tests.acceptance.batch import Endpoint, by_id, counts, create, hanging, rows, run, wait, wait_for_progress
 from tests.acceptance.conftest import StartServer
 from tests.acceptance.server import Server
+from tests.web import Quiet, served
 
 TURN = {"role": "user", "content": "to be or not"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -89,7 +88,7 @@ def test_bad_line_fails_the_batch(client: openai.OpenAI, endpoint: str, body: di
     assert [(error.param, error.line) for error in batch.errors.data or []] == [(param, 1)]
 
 
-class _Sounds(BaseHTTPRequestHandler):
+class _Sounds(Quiet):
     """`/a.wav` is there, `/moved` leads there, `/trap` to the clouds' metadata service, `/big` never ends."""
 
     def do_GET(self) -> None:
@@ -111,18 +110,11 @@ class _Sounds(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"sound" if found else b"")
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def sounds() -> Generator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Sounds) as web:
-        thread = threading.Thread(target=web.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
+    with served(_Sounds) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_audio_is_downloaded_by_the_rules(start_server: StartServer, sounds: str) -> None:

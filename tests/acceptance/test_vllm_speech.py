@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import os
 from collections.abc import Generator
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from tests.acceptance.batch import Endpoint, by_id, counts, rows, run
 from tests.acceptance.parity import LOAD_SECONDS, plain, running
 from tests.acceptance.server import Server
 from tests.acceptance.speech import make_speech_model, tone
+from tests.requirement import without
 
 MODEL = "speech"
 WAV = "data:audio/wav;base64," + base64.b64encode(tone()).decode()
@@ -30,7 +30,7 @@ pytestmark = [
 def speech_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     missing = [name for name in ("vllm", "soundfile") if importlib.util.find_spec(name) is None]
     if missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed (`make setup`): {', '.join(missing)}")
+        without(f"not installed (`make setup`): {', '.join(missing)}")
     folder = make_speech_model(tmp_path_factory.mktemp("speech") / "model")
     flags = ("--model", str(folder), "--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "float32")
     limits = ("--kv-cache-memory-bytes", str(1 << 28), "--max-num-seqs", "4", "--enforce-eager")

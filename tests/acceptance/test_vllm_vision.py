@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import threading
 from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,6 +11,8 @@ import pytest
 from tests.acceptance.parity import LOAD_SECONDS, both, running
 from tests.acceptance.server import Server
 from tests.acceptance.vision import data_url, make_vision_model, picture
+from tests.requirement import without
+from tests.web import Quiet, served
 
 MODEL = "vision"
 RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255))
@@ -26,31 +25,24 @@ pytestmark = [
 ]
 
 
-class _Pictures(BaseHTTPRequestHandler):
+class _Pictures(Quiet):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
         self.wfile.write(RED)
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def gallery() -> Generator[int]:
     """The port of a web server with a red picture, on the loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as web:
-        thread = threading.Thread(target=web.serve_forever, daemon=True)
-        thread.start()
-        yield web.server_port
-        web.shutdown()
-        thread.join()
+    with served(_Pictures) as port:
+        yield port
 
 
 @pytest.fixture(scope="module")
 def vision_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     if importlib.util.find_spec("vllm") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("vLLM is not installed (`make setup`)")
+        without("vLLM is not installed (`make setup`)")
     folder = make_vision_model(tmp_path_factory.mktemp("vision") / "model")
     flags = ("--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "256")
     limits = ("--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "4", "--enforce-eager")

@@ -14,7 +14,8 @@ from tests.acceptance.batch import by_id, chat, counts, create, jsonl, rows, upl
 from tests.acceptance.server import Server
 from tests.acceptance.wire import refusal
 from tests.chaos.storage import PrivatePostgres, private_postgres
-from tests.databases import binaries, without
+from tests.databases import binaries
+from tests.requirement import without
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.chaos.round import Kind, Round
 from tests.chaos.storage import private_postgres
-from tests.databases import binaries, without
+from tests.databases import binaries
+from tests.requirement import without
 
 #: Fixed, so that a failure is found again; `make chaos` takes a new one each time.
 SEED = os.environ.get("CHAOS_SEED", "short")

@@ -6,9 +6,7 @@ import asyncio
 import base64
 import importlib.util
 import io
-import threading
 from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from app.engine.media import MediaRules
 from app.engine.vllm_library import guard_media, parse
 from app.errors import SettingsInvalid
+from tests.web import Quiet, served
 
 pytestmark = [
     pytest.mark.vllm,
@@ -33,7 +32,7 @@ def _png() -> bytes:
     return stream.getvalue()
 
 
-class _Pictures(BaseHTTPRequestHandler):
+class _Pictures(Quiet):
     def do_GET(self) -> None:
         moved = self.path == "/moved"
         self.send_response(302 if moved else 200)
@@ -42,18 +41,11 @@ class _Pictures(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"" if moved else _png())
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def pictures() -> Generator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as web:
-        thread = threading.Thread(target=web.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
+    with served(_Pictures) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def connector(**rules: Any) -> Any:

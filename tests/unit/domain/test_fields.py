@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.domain.fields import PASSING, REFUSED, REFUSED_INSIDE, problems
+from tests.requirement import without
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -134,7 +135,7 @@ def engine_fields() -> Iterator[tuple[str, str]]:
     """(model, field) of the installed engine, read off its source: importing it takes seconds and gigabytes."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
-        pytest.skip("vLLM is not installed")
+        without("vLLM is not installed")
     entrypoints = Path(spec.origin).parent / "entrypoints"
     for path, names in MODELS.items():
         classes = [node for node in ast.parse((entrypoints / path).read_text()).body if isinstance(node, ast.ClassDef)]
