@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.databases", "tests.buckets", "tests.faults"]
+pytest_plugins = ["tests.collection", "tests.databases", "tests.buckets", "tests.faults"]

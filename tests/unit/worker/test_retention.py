@@ -26,7 +26,7 @@ from app.store.idempotency import KeyUse
 from app.store.tables import chunks as chunk_rows
 from app.store.tables import parts, segments
 from app.worker.retention import Sweep
-from tests.unit.worker.yard import Yard, jsonl, line
+from tests.unit.worker.yard import QUICK, Yard, jsonl, line
 
 EAGER = RetentionSettings(sweep_seconds=0.1, orphan_grace_seconds=0.5)
 
@@ -74,13 +74,15 @@ async def sweeping(yard: Yard, settings: RetentionSettings, *, many: int = 1) ->
     """Sweeps at work, each with connections of its own, and no worker beside them."""
     databases = [Database(yard.url) for _ in range(many)]
     stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for database in databases:
+                group.create_task(Sweep(database=database, blobs=yard.blobs, settings=settings).run(stop))
+            yield
+            stop.set()
+    finally:
         for database in databases:
-            group.create_task(Sweep(database=database, blobs=yard.blobs, settings=settings).run(stop))
-        yield
-        stop.set()
-    for database in databases:
-        await database.close()
+            await database.close()
 
 
 async def test_sweep_never_removes_what_a_waiting_worker_is_about_to_name(yard: Yard) -> None:
@@ -88,7 +90,8 @@ async def test_sweep_never_removes_what_a_waiting_worker_is_about_to_name(yard: 
 
     Whichever of the two acts first when it is back: no part is named whose bytes are gone.
     """
-    worker = yard.start(window=8)
+    # All lines are in one chunk: between two chunks nothing would be in flight, and so no part would wait for its name.
+    worker = yard.start(settings=QUICK.model_copy(update={"chunk_max_lines": 300}), window=8)
     batch_id = await yard.create(jsonl(line(str(number), echo={"delay_ms": 20}) for number in range(300)))
     await yard.until_ended(batch_id, 40)
     worker.database.fail(Unavailable("away"))
