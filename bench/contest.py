@@ -3,7 +3,8 @@
 All three run on the same AsyncLLM in this process, in turn, round by round, each time with an empty prefix cache; so
 neither load time nor a noisy minute favours one. run_batch is the function that `python -m
 vllm.entrypoints.openai.run_batch` calls once its engine is loaded. The limit is `AsyncLLM.generate` on pre-tokenised
-prompts, all submitted at once. Every request states `ignore_eos`, so that all of them make the same number of tokens.
+prompts, all submitted at once. All three enter the engine as batches do: after a client it keeps seats free for a
+minute, and ours would lack them. Every request states `ignore_eos`, so that all of them make the same number of tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from typing import Any
 from app.domain.batch import BatchStatus
 from app.domain.file import Purpose
 from app.domain.project import DEFAULT_PROJECT
-from app.engine.yielding import BATCH
+from app.engine import vllm_library as library
 from app.main import Parts, build
 from app.settings import EngineSettings, LogSettings, Settings
 from bench.requests import CHAT, Request, jsonl
+
+Contender = Callable[[], Coroutine[Any, Any, object]]
 
 POLL_SECONDS = 0.05
 OURS, RUN_BATCH, LIMIT = CONTENDERS = ("ours", "run_batch", "limit")
@@ -55,6 +58,27 @@ async def loaded(model: Model) -> AsyncGenerator[Contest]:
             yield Contest(parts, folder, model)
 
 
+async def in_turn(
+    contenders: Mapping[str, Contender], *, runs: Mapping[str, int], before: Contender | None = None
+) -> dict[str, list[float]]:
+    """Seconds of each contender in each of its `runs`, each a batch to the engine; `before` goes first, uncounted.
+
+    The order rotates.
+    """
+    order = list(contenders.items())
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(max(runs.values())):
+        first = number % len(order)
+        for name, contender in order[first:] + order[:first]:
+            if number < runs[name]:
+                if before is not None:
+                    await before()
+                began = time.monotonic()
+                await asyncio.create_task(contender(), context=library.as_batch())
+                seconds[name].append(time.monotonic() - began)
+    return seconds
+
+
 class Contest:
     """The three contenders over one file at a time."""
 
@@ -65,35 +89,20 @@ class Contest:
         self._model = model
         self._llm: Any = getattr(parts.engine.current, "_llm")  # noqa: B009 - the bench measures what lies underneath
         self._requests: Sequence[Request] = ()
-        self._content = self._their_content = b""
+        self._content = b""
         self._prompts: list[list[int]] = []
 
     async def rounds(self, requests: Sequence[Request], *, runs: Mapping[str, int]) -> dict[str, list[float]]:
         """Seconds of each contender in each of its rounds; the order rotates. A few requests warm it up, uncounted."""
-        contenders: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            (OURS, self._ours),
-            (RUN_BATCH, self._run_batch),
-            (LIMIT, self._limit),
-        ]
+        contenders: dict[str, Contender] = {OURS: self._ours, RUN_BATCH: self._run_batch, LIMIT: self._limit}
         self._take(requests[:8])
-        for _, contender in contenders:
-            await contender()
+        await in_turn(contenders, runs=dict.fromkeys(contenders, 1))
         self._take(requests)
-        seconds: dict[str, list[float]] = {name: [] for name, _ in contenders}
-        for number in range(max(runs.values())):
-            for name, contender in contenders[number % 3 :] + contenders[: number % 3]:
-                if number < runs[name]:
-                    await self._llm.reset_prefix_cache()
-                    began = time.monotonic()
-                    await contender()
-                    seconds[name].append(time.monotonic() - began)
-        return seconds
+        return await in_turn(contenders, runs=runs, before=self._llm.reset_prefix_cache)
 
     def _take(self, requests: Sequence[Request]) -> None:
         self._requests = requests
         self._content = jsonl(requests, model=self._model.name)
-        # Like our lines, and unlike a client: else the engine would keep seats free for clients in the next minute.
-        self._their_content = jsonl(requests, model=self._model.name, priority=BATCH)
         tokenizer = self._llm.get_tokenizer()
         self._prompts = []
         for request in requests:
@@ -122,7 +131,7 @@ class Contest:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         source, target = self._folder / "in.jsonl", self._folder / "out.jsonl"
-        source.write_bytes(self._their_content)
+        source.write_bytes(self._content)
         parser = run_batch.make_arg_parser(FlexibleArgumentParser())
         given = ["--model", str(self._model.source), "--served-model-name", self._model.name]
         await run_batch.run_batch(self._llm, parser.parse_args(["-i", str(source), "-o", str(target), *given]))
@@ -139,7 +148,7 @@ class Contest:
             )
             made = 0
             stream = self._llm.generate(
-                {"prompt_token_ids": prompt}, parameters, f"limit-{time.monotonic_ns()}-{number}", priority=BATCH
+                {"prompt_token_ids": prompt}, parameters, f"limit-{time.monotonic_ns()}-{number}"
             )
             async for output in stream:
                 made = len(output.outputs[0].token_ids)

@@ -21,8 +21,8 @@ class Request:
     max_tokens: int
 
 
-def jsonl(requests: Sequence[Request], *, model: str, **further: int) -> bytes:
-    """The batch file, with `further` fields in each body. `ignore_eos`: all tokens are made, by whomever."""
+def jsonl(requests: Sequence[Request], *, model: str) -> bytes:
+    """The batch file. `ignore_eos`: all tokens are made, by whomever."""
     lines = []
     for number, request in enumerate(requests):
         body = {
@@ -31,7 +31,6 @@ def jsonl(requests: Sequence[Request], *, model: str, **further: int) -> bytes:
             "max_tokens": request.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            **further,
         }
         line = {"custom_id": f"line-{number}", "method": "POST", "url": CHAT, "body": body}
         lines.append(json.dumps(line).encode() + b"\n")
