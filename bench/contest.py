@@ -29,7 +29,7 @@ from bench.requests import CHAT, Request, jsonl
 
 Contender = Callable[[], Coroutine[Any, Any, object]]
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 OURS, RUN_BATCH, LIMIT = CONTENDERS = ("ours", "run_batch", "limit")
 
 
@@ -93,11 +93,14 @@ class Contest:
         self._prompts: list[list[int]] = []
 
     async def rounds(self, requests: Sequence[Request], *, runs: Mapping[str, int]) -> dict[str, list[float]]:
-        """Seconds of each contender in each of its rounds; the order rotates. A few requests warm it up, uncounted."""
+        """Seconds of each contender in each of its rounds; the order rotates. One round goes first, uncounted.
+
+        Uncounted with the whole file: kernels are made for the sizes of the steps when these are first met, and each
+        contender has steps of its own.
+        """
         contenders: dict[str, Contender] = {OURS: self._ours, RUN_BATCH: self._run_batch, LIMIT: self._limit}
-        self._take(requests[:8])
-        await in_turn(contenders, runs=dict.fromkeys(contenders, 1))
         self._take(requests)
+        await in_turn(contenders, runs={name: min(1, count) for name, count in runs.items()})
         return await in_turn(contenders, runs=runs, before=self._llm.reset_prefix_cache)
 
     def _take(self, requests: Sequence[Request]) -> None:

@@ -120,8 +120,8 @@ async def test_write_while_another_process_holds_the_file_is_unavailable(sqlite_
     try:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable):
-            async with database.write():
-                pass
+            async with database.write() as writer:
+                await make_file(writer)
         async with database.read() as tx:
             assert await files.stored_bytes(tx, project_id="team") == 0
         other.execute("COMMIT")
