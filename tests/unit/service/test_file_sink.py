@@ -134,7 +134,7 @@ async def test_batch_file_whose_first_line_is_not_json(
     assert (await files.page("team", purpose=None, after=None, limit=10, descending=True)).items == []
 
 
-@pytest.mark.parametrize("data", [b"", b"not json", os.urandom(3000)])
+@pytest.mark.parametrize("data", [b"", b"not json", os.urandom(3000)], ids=["none", "text", "random"])
 async def test_other_purposes_take_any_bytes(files: FileService, data: bytes) -> None:
     file = await upload(files, data, purpose=Purpose.VISION, filename="a.png")
     assert file.sha256 == hashlib.sha256(data).hexdigest()
