@@ -132,9 +132,9 @@ def test_item_46_a_completed_upload_takes_nothing(client: openai.OpenAI) -> None
 def test_item_47_after_an_hour_parts_are_refused(server: Server, client: openai.OpenAI) -> None:
     upload = create(client, len(LINE))
     [part] = add(client, upload, LINE)
-    shift(server, upload.id, 3599)
+    shift(server, upload.id, 3570)
     add(client, upload, LINE)
-    shift(server, upload.id, 2)
+    shift(server, upload.id, 31)
     for refused in (
         lambda: add(client, upload, LINE),
         lambda: client.uploads.complete(upload.id, part_ids=[part]),

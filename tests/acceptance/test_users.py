@@ -278,7 +278,7 @@ def test_ready_says_loading_while_health_answers(start_server: StartServer) -> N
             assert time.monotonic() < deadline
             start = time.monotonic()
             assert http.get("/health").status_code == 200
-            assert time.monotonic() - start < 0.5
+            assert time.monotonic() - start < 1.5  # the load takes 2 s
             time.sleep(0.05)
         assert "ready" in http.get("/ready").text
         assert wait(client, batch.id).status == "completed"

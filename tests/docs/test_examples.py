@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.engine.embedded import MODEL_NAME
 from bench.drain import LINE_BYTES, request_file
 
@@ -71,9 +73,10 @@ def test_bench_lines_have_the_size_they_are_said_to_have() -> None:
     assert lines[-1] == b""
 
 
+@pytest.mark.timeout(200)
 def test_bench_measures_and_writes_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    ended = run("-m", "bench", "drain", "--runs", "1", "--scale", "0.02", "--out", str(out))
+    ended = run("-m", "bench", "drain", "--runs", "1", "--scale", "0.02", "--out", str(out), seconds=180)
     assert ended.returncode in (0, 1), ended.stderr  # 1: a target was missed, which says nothing at this size
     found = json.loads(out.read_text())
     rows = {row["name"]: row for row in found["rows"]}

@@ -284,7 +284,7 @@ def test_parse_depth_limit(depth: int, limit: int, noise: str) -> None:
 def test_parse_hostile_line_is_quick(raw: bytes) -> None:
     began = time.monotonic()
     assert isinstance(parse(raw), tuple)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 10
 
 
 @given(value=JSON)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +64,7 @@ class Plans:
 
 
 @pytest.mark.timeout(180)
-async def test_pages_and_polls_use_their_indexes_and_are_fast(database: Database) -> None:
+async def test_pages_and_polls_use_their_indexes(database: Database) -> None:
     await fill(database)
     middle_batch, middle_file = f"batch_{ROWS // 2}", f"file-{ROWS // 2}"
     mine = {"project_id": "team"}
@@ -88,9 +87,6 @@ async def test_pages_and_polls_use_their_indexes_and_are_fast(database: Database
             assert index in plan, (name, plan)
             for slow in ("SCAN batches", "SCAN files", "Seq Scan on", "TEMP B-TREE", "Sort Key"):
                 assert slow not in plan, (name, plan)
-            began = time.monotonic()
-            await work(tx)
-            assert time.monotonic() - began < 0.5, f"{name} took {time.monotonic() - began:.3f} s"
 
 
 async def listing(
