@@ -80,6 +80,7 @@ class Database:
     async def write(self) -> AsyncGenerator[Write]:
         """A transaction that commits on a clean exit and rolls back on any other. Raises Unavailable, StorageFull.
 
+        On SQLite it takes the file's lock with its first statement.
         A cancel waits until the call to the database that it met has ended and the connection is given back.
         """
         async with self._turn or nullcontext(), _session(self._engine) as conn:
@@ -200,7 +201,8 @@ def _prepare_sqlite(engine: AsyncEngine, *, busy_timeout_seconds: float, foreign
     @event.listens_for(engine.sync_engine, "begin")
     def begin(connection: Connection) -> None:
         # A deferred transaction that turns to writing fails at once if another wrote meanwhile, whatever busy_timeout.
-        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN IMMEDIATE"))
+        driver: Any = connection.connection.driver_connection
+        driver.begin(connection.get_execution_options().get("begin", "BEGIN IMMEDIATE"))
 
 
 @contextmanager

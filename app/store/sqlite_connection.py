@@ -27,7 +27,7 @@ class Connection(aiosqlite.Connection):
         return Cursor(self)
 
     def begin(self, sql: str) -> None:
-        """Begin a transaction before the next statement."""
+        """Begin a transaction, by `sql`, in the trip of the next statement; while that fails, of the one after it."""
         self._begin = sql
 
     async def commit(self) -> None:
@@ -46,11 +46,11 @@ class Connection(aiosqlite.Connection):
         """`work` in the connection's thread, with a cursor of its own."""
 
         def trip() -> None:
-            begin, self._begin = self._begin, None
             cursor = self._conn.cursor()
             try:
-                if begin is not None:
-                    cursor.execute(begin)
+                if self._begin is not None:
+                    cursor.execute(self._begin)
+                    self._begin = None
                 work(cursor)
             finally:
                 cursor.close()
@@ -74,9 +74,6 @@ class Cursor:
 
     async def execute(self, sql: str, parameters: Any = ()) -> Cursor:
         """Raises what the driver raises; the rows are at hand on return."""
-        if sql.startswith("BEGIN"):
-            self._connection.begin(sql)
-            return self
         await self._connection.run(lambda cursor: self._take(cursor.execute(sql, parameters)))
         return self
 

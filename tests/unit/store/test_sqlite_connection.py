@@ -70,9 +70,9 @@ async def test_rollback_undoes_and_costs_nothing_outside_a_transaction(connectio
 
 
 async def test_transaction_begins_in_the_trip_of_its_first_statement(connection: Counting, tmp_path: Path) -> None:
-    cursor = await connection.cursor().execute("BEGIN IMMEDIATE")
+    connection.begin("BEGIN IMMEDIATE")
     assert connection.trips == 0
-    await cursor.execute("INSERT INTO t (word) VALUES ('a')")
+    await connection.cursor().execute("INSERT INTO t (word) VALUES ('a')")
     assert connection._conn.in_transaction
     other = sqlite3.connect(tmp_path / "a.db", timeout=0, isolation_level=None)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -83,15 +83,20 @@ async def test_transaction_begins_in_the_trip_of_its_first_statement(connection:
     other.close()
 
 
-async def test_first_statement_raises_what_begin_would_have_raised(connection: Counting, tmp_path: Path) -> None:
+async def test_no_statement_runs_outside_a_transaction_that_could_not_begin(
+    connection: Counting, tmp_path: Path
+) -> None:
     other = sqlite3.connect(tmp_path / "a.db", timeout=0, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     cursor = await connection.cursor().execute("PRAGMA busy_timeout = 0")
-    await cursor.execute("BEGIN IMMEDIATE")
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        await cursor.execute("SELECT 1")
+    connection.begin("BEGIN IMMEDIATE")
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await cursor.execute("SELECT 1")
     other.execute("ROLLBACK")
     other.close()
+    await cursor.execute("INSERT INTO t (word) VALUES ('a')")
+    assert connection._conn.in_transaction
     await connection.rollback()
     await cursor.execute("SELECT count(*) FROM t")
     assert (await cursor.fetchall(), connection._conn.in_transaction) == ([(0,)], False)
@@ -99,7 +104,7 @@ async def test_first_statement_raises_what_begin_would_have_raised(connection: C
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 async def test_transaction_without_a_statement_costs_nothing(connection: Counting, end: str) -> None:
-    cursor = await connection.cursor().execute("BEGIN IMMEDIATE")
+    connection.begin("BEGIN IMMEDIATE")
     await getattr(connection, end)()
-    await cursor.execute("INSERT INTO t (word) VALUES ('a')")
+    await connection.cursor().execute("INSERT INTO t (word) VALUES ('a')")
     assert (connection.trips, connection._conn.in_transaction) == (1, False)
