@@ -83,6 +83,14 @@ def binaries() -> Path | None:
     return next((folder for folder in folders if all((folder / name).exists() for name in wanted)), None)
 
 
+def programs() -> Path:
+    """As `binaries`; the test is skipped (in CI: failed) where they are not installed."""
+    found = binaries()
+    if found is None:
+        without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
+    return found
+
+
 def server_user() -> dict[str, Any]:
     """How to start the server: it refuses to run as root."""
     if os.geteuid() != 0:
@@ -97,14 +105,12 @@ def server_user() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[Postgres]:
     """Started on first use, without a network port or fsync; skipped (in CI: failed) where it is not installed."""
-    programs = binaries()
-    if programs is None:
-        without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
+    bin_folder = programs()
     user = server_user()
     folder = Path(tempfile.mkdtemp(prefix="batchyard-pg-"))
     if user:
         shutil.chown(folder, user["user"], user["group"])
-    command = ["sh", "-c", _SERVE, "serve", str(folder), str(programs)]
+    command = ["sh", "-c", _SERVE, "serve", str(folder), str(bin_folder)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=folder, start_new_session=True, stdin=pipe, stdout=pipe, **user) as keeper:
         assert keeper.stdout is not None

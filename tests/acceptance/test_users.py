@@ -35,6 +35,7 @@ from tests.acceptance.batch import (
 )
 from tests.acceptance.conftest import StartServer
 from tests.acceptance.server import Server
+from tests.requirement import without
 
 PACED = {
     "BATCHYARD_ENGINE_ECHO_DELAY_SECONDS": "0.1",
@@ -105,8 +106,9 @@ async def test_async_client_end_to_end(server: Server) -> None:
         assert len(listed) == len(set(listed))
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_end_to_end(server: Server, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        without("curl is not installed")
     path = tmp_path / "input.jsonl"
     path.write_bytes(jsonl([chat("a", "hello curl")]))
 
@@ -278,7 +280,7 @@ def test_ready_says_loading_while_health_answers(start_server: StartServer) -> N
             assert time.monotonic() < deadline
             start = time.monotonic()
             assert http.get("/health").status_code == 200
-            assert time.monotonic() - start < 1.5  # the load takes 2 s
+            assert time.monotonic() - start < 0.5
             time.sleep(0.05)
         assert "ready" in http.get("/ready").text
         assert wait(client, batch.id).status == "completed"

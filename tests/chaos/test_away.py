@@ -14,8 +14,7 @@ from tests.acceptance.batch import by_id, chat, counts, create, jsonl, rows, upl
 from tests.acceptance.server import Server
 from tests.acceptance.wire import refusal
 from tests.chaos.storage import PrivatePostgres, private_postgres
-from tests.databases import binaries
-from tests.requirement import without
+from tests.databases import programs
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
@@ -38,8 +37,7 @@ def processes() -> Generator[list[Server]]:
 
 @pytest.fixture
 def postgres() -> Generator[PrivatePostgres]:
-    if binaries() is None:
-        without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
+    programs()
     with private_postgres() as server:
         server.execute("CREATE DATABASE away")
         yield server

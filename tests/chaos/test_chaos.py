@@ -9,8 +9,7 @@ import pytest
 
 from tests.chaos.round import Kind, Round
 from tests.chaos.storage import private_postgres
-from tests.databases import binaries
-from tests.requirement import without
+from tests.databases import programs
 
 #: Fixed, so that a failure is found again; `make chaos` takes a new one each time.
 SEED = os.environ.get("CHAOS_SEED", "short")
@@ -21,8 +20,8 @@ SEED = os.environ.get("CHAOS_SEED", "short")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_break_everything_and_lose_nothing(database: Kind) -> None:
-    if database == "postgres" and binaries() is None:
-        without("PostgreSQL's initdb and pg_ctl are neither on PATH nor under /usr/lib/postgresql")
+    if database == "postgres":
+        programs()
     with private_postgres() if database == "postgres" else nullcontext() as postgres:
         report = Round(f"{SEED}/0", database, 2, 10, postgres, outage_seconds=12, tell=print).run()
     assert report.problems == []

@@ -14,14 +14,20 @@ import pytest
 from app.engine.media import MediaRules
 from app.engine.vllm_library import guard_media, parse
 from app.errors import SettingsInvalid
+from tests.requirement import without
 from tests.web import Quiet, served
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore"),  # torch and vLLM warn while they are imported, in our process
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (`make setup`)"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        without("vLLM is not installed (`make setup`)")
 
 
 def _png() -> bytes:

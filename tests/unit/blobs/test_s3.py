@@ -150,7 +150,7 @@ async def test_cancelled_check_does_not_wait_for_the_store(blobs: S3Blobs, fault
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await blobs.check()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 1
 
 
 async def test_bucket_that_is_not_there_is_unavailable_and_no_blob_is_called_lost(bucket: TestBucket) -> None:

@@ -153,7 +153,7 @@ async def test_call_crash_ends_every_call_in_flight() -> None:
     with pytest.raises(EngineDead):
         await engine.call(CHAT, _body(echo={"crash": True}))
     assert engine.health() is Health.DEAD
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(1):
         outcomes = await asyncio.gather(running, *queued, return_exceptions=True)
     assert all(isinstance(outcome, EngineDead) for outcome in outcomes)
     with pytest.raises(EngineDead):
@@ -178,7 +178,7 @@ async def test_call_hang_cancelled_frees_its_seat() -> None:
     assert not hung.done()
     assert not behind.done()
     hung.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(1):
         assert _said(await behind) == "hello there"
     assert hung.cancelled()
 

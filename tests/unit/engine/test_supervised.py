@@ -114,7 +114,7 @@ async def test_death_nobody_called_is_noticed() -> None:
         assert await engine.wait_ready()
         with pytest.raises(EngineDead):
             await factory.built[0].call(CHAT, _body(crash=True))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(1):
             await _until(lambda: engine.generation == 2)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from sqlalchemy import Connection, event, text
 
 from app.domain.batch import Batch
@@ -26,8 +25,7 @@ FROM batches, numbers WHERE id = :id
 _NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count) "
 
 
-@pytest.fixture
-async def full(database: Database) -> tuple[Database, Batch]:
+async def fill(database: Database) -> Batch:
     """A thousand finished batches, and one of a million lines of which all but the last ten chunks are sealed."""
     batch = await running(database, *[1_000] * _CHUNKS)
     async with database.write() as tx:
@@ -37,9 +35,10 @@ async def full(database: Database) -> tuple[Database, Batch]:
             rest = rest.replace(":id", "CAST(:id AS text)")
         await tx.conn.execute(text(f"{insert}\n{_NUMBERS} SELECT{rest}"), values)
         await tx.conn.execute(
-            text("UPDATE chunks SET state = 'sealed', completed = 1000 WHERE position < :open"), {"open": _CHUNKS - 10}
+            text("UPDATE chunks SET state = 'sealed', completed = 1000 WHERE batch_id = :id AND position < :open"),
+            {"id": batch.id, "open": _CHUNKS - 10},
         )
-    return database, batch
+    return batch
 
 
 async def plans(database: Database, statements: list[tuple[str, Any]]) -> str:
@@ -56,8 +55,8 @@ async def plans(database: Database, statements: list[tuple[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-async def test_claim_reaches_the_free_chunk_through_the_partial_indexes(full: tuple[Database, Batch]) -> None:
-    database, _ = full
+async def test_claim_reaches_the_free_chunk_through_the_partial_indexes(database: Database) -> None:
+    await fill(database)
     seen: list[tuple[str, Any]] = []
 
     def watch(conn: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
@@ -79,3 +78,36 @@ async def test_claim_reaches_the_free_chunk_through_the_partial_indexes(full: tu
     assert "SCAN chunks\n" not in explained
     for whole in ("uq_chunks_batch_id_position", "sqlite_autoindex_chunks_2"):  # the constraint's: sealed rows too
         assert whole not in explained, explained
+
+
+async def work_of_a_claim(database: Database) -> int:
+    """What a claim makes the database do: instructions of SQLite's machine, or rows that Postgres reads."""
+    async with database.write() as tx:
+        if tx.conn.dialect.name == "sqlite":
+            driver: Any = (await tx.conn.get_raw_connection()).driver_connection
+            steps = 0
+
+            def step() -> None:
+                nonlocal steps
+                steps += 1
+
+            await driver.set_progress_handler(step, 1)
+            claim = await chunks.claim(tx, lease_seconds=LONG)
+            await driver.set_progress_handler(None, 0)
+        else:
+            read = text("SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables")
+            await tx.conn.execute(text("SET LOCAL enable_seqscan = off"))
+            before = (await tx.conn.execute(read)).scalar_one()
+            claim = await chunks.claim(tx, lease_seconds=LONG)
+            steps = int((await tx.conn.execute(read)).scalar_one() - before)
+    assert claim is not None
+    return steps
+
+
+async def test_claim_is_as_little_work_as_in_a_small_database(database: Database) -> None:
+    await running(database, *[1_000] * 5)
+    small = [await work_of_a_claim(database) for _ in range(5)]
+    await fill(database)
+    full = [await work_of_a_claim(database) for _ in range(5)]
+    # The leases that stand are walked over, ten at most; a walk over all chunks or batches is a hundred times that.
+    assert max(full) < 3 * max(small), (small, full)

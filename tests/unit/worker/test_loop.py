@@ -16,7 +16,7 @@ async def test_stop_of_an_idle_worker_is_quick(yard: Yard) -> None:
     await asyncio.sleep(0.2)
     began = time.monotonic()
     await running.finish()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 0.5
 
 
 async def test_wake_beats_the_poll(yard: Yard) -> None:
@@ -29,7 +29,7 @@ async def test_wake_beats_the_poll(yard: Yard) -> None:
             await asyncio.sleep(0.05)
     began = time.monotonic()
     await running.finish()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 1
 
 
 async def test_death_of_a_side_task_ends_the_worker(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

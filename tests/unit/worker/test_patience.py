@@ -51,13 +51,13 @@ async def test_rest_is_bounded_and_wakes() -> None:
     asyncio.get_running_loop().call_later(0.01, event.set)
     began = time.monotonic()
     assert await rest(event, 10)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 1
 
 
 async def test_bell_rung_before_the_wait_is_heard() -> None:
     bell = Bell()
     bell.ring()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(1):
         await bell.wait(10)
     began = time.monotonic()
     await bell.wait(0.05)
